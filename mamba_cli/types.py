@@ -1,0 +1,194 @@
+"""Types shared by every room of the package.
+
+Conventions, the same everywhere
+--------------------------------
+* ``position`` is one flat float32 vector ``[dim]``.
+* ``log_density`` is the unnormalised log posterior, -U in the paper; its
+  gradient at a position is called ``gradient`` inside a sampler and ``score``
+  where a Stein discrepancy reads it. Nothing in the package stores grad U.
+* ``step_size`` is the paper's h (SGLD moves by h/2 times the gradient).
+* Seconds, bytes: in the name's suffix, ``_s`` and ``_bytes``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+Array = jax.Array
+PyTree = Any
+
+
+class Hyperparameters(NamedTuple):
+    """What a tuner chooses.
+
+    ``step_size`` is traced: changing it compiles nothing. ``batch_size`` is a
+    shape. ``num_integration_steps`` is L of SGHMC (1 for every sampler that does
+    not redraw its momentum) and is traced too.
+    """
+
+    step_size: float
+    batch_size: int
+    num_integration_steps: int = 1
+
+
+class Model(Protocol):
+    """A posterior over one flat position, and what it predicts.
+
+    ``data`` is a pytree of arrays that share the leading axis ``num_data``; a
+    minibatch is the same pytree with a leading axis ``batch_size``.
+    ``test_inputs`` is a pytree too, with leading axis ``num_test``. Neither is
+    ever captured by a compiled program: both are passed as arguments.
+    """
+
+    name: str
+    dim: int
+    num_data: int
+    data: PyTree
+    test_inputs: PyTree
+
+    def initial_position(self, rng_key: Array) -> Array:
+        """A start for the optimiser, ``[dim]``."""
+        ...
+
+    def log_prior(self, position: Array) -> Array:
+        """Log prior density at ``position`` up to a constant, a scalar."""
+        ...
+
+    def log_likelihood(self, position: Array, minibatch: PyTree) -> Array:
+        """Log likelihood summed over the rows of ``minibatch``, a scalar."""
+        ...
+
+    def predict(self, position: Array, inputs: PyTree) -> Array:
+        """Prediction of one draw for ``inputs``, ``[num_inputs, ...]``.
+
+        Its mean over draws is the posterior predictive: class probabilities for a
+        classifier, expected ratings for matrix factorisation.
+        """
+        ...
+
+    def predictive_metrics(self, prediction: Array) -> dict[str, float]:
+        """Metrics of one prediction for ``test_inputs`` against the test targets.
+
+        Keys are columns of ``metrics.csv`` (``accuracy``, ``log_loss``, ``rmse``,
+        ``ece``, ``mce``); a metric that makes no sense for the model is absent.
+        """
+        ...
+
+
+class GradientFn(Protocol):
+    """An estimate of the gradient of the log posterior from one minibatch."""
+
+    def __call__(self, position: Array, minibatch: PyTree) -> Array: ...
+
+
+class SamplerState(Protocol):
+    """What every sampler's state has; each sampler adds its own fields.
+
+    ``gradient`` is the estimate made at ``position``: it drives the next step,
+    so that one step costs one gradient, and it is there for whoever wants the
+    score of the draw.
+    """
+
+    @property
+    def position(self) -> Array: ...
+
+    @property
+    def gradient(self) -> Array: ...
+
+
+class InitFn(Protocol):
+    def __call__(
+        self, rng_key: Array, position: Array, minibatch: PyTree, step_size: Array
+    ) -> Any: ...
+
+
+class StepFn(Protocol):
+    def __call__(self, rng_key: Array, state: Any, minibatch: PyTree, step_size: Array) -> Any: ...
+
+
+class RefreshFn(Protocol):
+    def __call__(self, rng_key: Array, state: Any, step_size: Array) -> Any: ...
+
+
+class Kernel(NamedTuple):
+    """A sampler, bound to a gradient.
+
+    ``init`` makes a state at a position (auxiliary variables drawn, gradient
+    evaluated). ``step`` makes one transition with *one* gradient evaluation, at
+    the new position, on the minibatch handed to it. ``refresh``, where there is
+    one, is called before the first of every ``num_integration_steps`` steps
+    (SGHMC redraws its momentum there) and a draw is saved after the last of
+    them; a sampler without it saves a draw every step.
+    """
+
+    init: InitFn
+    step: StepFn
+    refresh: RefreshFn | None = None
+
+
+class Sampler(Protocol):
+    """Makes the kernel for a gradient: the only thing a sampler's file must define."""
+
+    def __call__(self, gradient: GradientFn) -> Kernel: ...
+
+
+class Minibatcher(NamedTuple):
+    """How minibatches are drawn.
+
+    ``init(rng_key) -> state`` and ``draw(rng_key, state, rows) -> (minibatch, state)``,
+    where ``rows`` is a pytree with leading axis ``num_data``. Both are pure and
+    are called inside compiled loops.
+    """
+
+    init: Any
+    draw: Any
+
+
+class ScoredDraws(NamedTuple):
+    """What a reward sees: thinned draws of one arm and their scores.
+
+    ``positions`` and ``scores`` are ``[num_draws, dim]``; ``scores`` is the
+    gradient of the log posterior, over all rows or over the sampler's own
+    minibatch, as the reward's ``gradients`` asks.
+    """
+
+    positions: Array
+    scores: Array
+    rng_key: Array
+
+
+class Reward(Protocol):
+    """What a tuner optimises. Lower is better unless ``higher_is_better``."""
+
+    name: str
+    gradients: str  # "full" | "stochastic"
+    higher_is_better: bool
+
+    def __call__(self, draws: ScoredDraws) -> float: ...
+
+
+class ArmRecord(NamedTuple):
+    """One row of ``tuning.csv``: one arm in one rung.
+
+    ``elapsed_s``, ``num_steps`` and ``num_draws`` count the arm's whole chain so
+    far; ``budget_s``, ``compile_s`` and ``reward_s`` this rung alone.
+    """
+
+    rung: int
+    arm: int
+    step_size: float
+    batch_size: int
+    num_integration_steps: int
+    budget_s: float
+    elapsed_s: float
+    compile_s: float
+    reward_s: float
+    num_steps: int
+    num_draws: int
+    num_scored: int
+    reward: float
+    status: str  # ok | diverged | frozen | no_draws | out_of_memory
+    reason: str
+    promoted: bool
