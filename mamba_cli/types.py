@@ -192,3 +192,35 @@ class ArmRecord(NamedTuple):
     status: str  # ok | diverged | frozen | no_draws | out_of_memory
     reason: str
     promoted: bool
+
+
+class Reporter(Protocol):
+    """Where a long computation says how far it is. The package's own is ``console.Console``."""
+
+    def message(self, text: str) -> None:
+        """One line, above any bar."""
+        ...
+
+    def start(self, description: str, total: float, unit: str) -> None:
+        """Open a bar over ``total`` units (seconds, draws)."""
+        ...
+
+    def update(self, amount: float, note: str = "") -> None:
+        """Advance the open bar by ``amount``; ``note`` is shown at its end."""
+        ...
+
+    def finish(self) -> None:
+        """Close the open bar."""
+        ...
+
+
+class SilentReporter:
+    """A ``Reporter`` that says nothing."""
+
+    def message(self, text: str) -> None: ...
+
+    def start(self, description: str, total: float, unit: str) -> None: ...
+
+    def update(self, amount: float, note: str = "") -> None: ...
+
+    def finish(self) -> None: ...

@@ -1,0 +1,33 @@
+"""The errors a person can act on, and the exit code each one means."""
+
+from __future__ import annotations
+
+
+class MambaError(Exception):
+    """Base: ``str(error)`` is the one message the user reads."""
+
+    exit_code = 1
+
+
+class ConfigError(MambaError):
+    """A key, its value and what is allowed; also a run folder made with another configuration."""
+
+    exit_code = 2
+
+
+class DataError(MambaError):
+    """Data missing or corrupt: the path, what was expected, what was found, what to do."""
+
+    exit_code = 3
+
+
+class NothingUsableError(MambaError):
+    """The run ended without a result: every arm failed, or the ground truth did not converge."""
+
+    exit_code = 4
+
+
+class StorageError(MambaError):
+    """A result could not be written (disk full, no permission). Earlier files are intact."""
+
+    exit_code = 4
