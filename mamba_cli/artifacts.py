@@ -915,6 +915,16 @@ def _threads() -> int:
     return os.cpu_count() or 1
 
 
+def _cpu_name() -> str | None:
+    """The processor's model: wall-clock budgets mean nothing without it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or None
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or None
+
+
 def _jax_setting(name: str) -> Any:
     # By name, because the type stubs of jax know no flag as an attribute.
     return getattr(jax.config, name)
@@ -934,7 +944,8 @@ def machine() -> dict[str, Any]:
             "optax": _version("optax"),
             "hydra-core": _version("hydra-core"),
         },
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,

@@ -1,0 +1,356 @@
+"""What a person sees while a run goes on: stages and bars on stderr, tables on stdout.
+
+Away from a terminal there is one line a stage and nothing else; everything is logged besides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+_INDENT = "      "
+# "spent" and "left" because "00:12<00:34" has to be learnt; whole numbers for counts.
+_BAR_FORMAT = (
+    "{{l_bar}}{{bar:20}}| {{n:{0}}}/{{total:{0}}} {{unit}}, "
+    "{{elapsed}} spent, {{remaining}} left{{postfix}}"
+)
+
+# What a terminal without UTF-8 shows instead.
+_ASCII = str.maketrans(
+    {
+        "─": "-",
+        "·": "-",
+        "–": "-",
+        "—": "-",
+        "−": "-",
+        "×": "x",
+        "±": "+/-",
+        "…": "...",
+        "→": "->",
+        "≤": "<=",
+        "≥": ">=",
+        "η": "eta",
+        "θ": "theta",
+        "µ": "u",
+        "μ": "mu",
+        "√": "sqrt",
+        "‖": "||",
+        "‘": "'",
+        "’": "'",
+        "“": '"',
+        "”": '"',
+        "\u00a0": " ",
+    }
+)
+
+
+def size_note(budget: str, paper_size: bool | None = None) -> str:
+    """The warning that every output of a small run carries; empty at the paper's size.
+
+    Parameters
+    ----------
+    budget
+        The name of the budget: ``paper`` is the paper's size, every other is not.
+    paper_size
+        Says otherwise, where a single key was changed.
+    """
+    if budget == "paper" if paper_size is None else paper_size:
+        return ""
+    return f"budget={budget}: NOT the paper's size"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: ``0.42 s``, ``12.9 s``, ``2 min 05 s``, ``1 h 02 min``."""
+    if not 0 <= seconds < float("inf"):
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def align(
+    rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, title: str = ""
+) -> str:
+    """Lay out a table: columns aligned, those that hold numbers alone to the right.
+
+    Parameters
+    ----------
+    rows
+        The cells; each row has as many as the first.
+    header
+        Names of the columns.
+    title
+        Stands above, with a rule below it.
+    """
+    lines = [[str(cell).replace("\n", " ") for cell in row] for row in rows]
+    everything = [list(header), *lines] if header else lines
+    num_columns = max((len(row) for row in everything), default=0)
+    assert all(len(row) == num_columns for row in everything), "rows of different lengths"
+    widths = [max(len(row[column]) for row in everything) for column in range(num_columns)]
+    numeric = [
+        bool(header) and all(_is_number(row[column]) for row in lines if row[column])
+        for column in range(num_columns)
+    ]
+
+    def lay_out(row: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        return "  ".join(cells).rstrip()
+
+    body = [lay_out(row) for row in lines]
+    if header:
+        body = [lay_out(header), "  ".join("─" * width for width in widths), *body]
+    if title:
+        body = [title, "─" * max(len(line) for line in [title, *body]), *body]
+    return "\n".join(body)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "").removesuffix("%").removesuffix(" s"))
+    except ValueError:
+        return False
+    return True
+
+
+class _Stream:
+    """A text stream that a run outlives.
+
+    A terminal that goes away (a closed pipe, a lost connection) silences the stream instead of
+    ending hours of sampling; what the encoding cannot show is replaced.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._gone = False
+        self.encoding = getattr(stream, "encoding", None) or "ascii"
+        self.is_utf8 = self.encoding.lower().replace("-", "").replace("_", "") == "utf8"
+        try:
+            self.is_terminal = bool(stream.isatty())
+        except (AttributeError, ValueError):
+            self.is_terminal = False
+
+    def write(self, text: str) -> int:
+        if self._gone:
+            return len(text)
+        if not self.is_utf8:
+            text = text.translate(_ASCII)
+            text = text.encode(self.encoding, "replace").decode(self.encoding)
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError) as error:
+            self._silence(error)
+            return len(text)
+
+    def flush(self) -> None:
+        if self._gone:
+            return
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._silence(error)
+
+    def _silence(self, error: Exception) -> None:
+        self._gone = True
+        logger.info("the terminal is gone (%s); the run goes on without it", error)
+
+    def knows_its_size(self) -> bool:
+        """False for a terminal of no columns (some containers), where tqdm would hide the bar."""
+        try:
+            return os.get_terminal_size(self.fileno()).columns > 0
+        except (OSError, ValueError):
+            return False
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+class _Warnings(logging.Handler):
+    """Shows the warnings that any part of the package logs, above the bar."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != __name__:
+            self._console.show(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+class Console:
+    """The package's ``Reporter``: stages, bars and tables for a person.
+
+    Parameters
+    ----------
+    stream
+        Where stages and bars go; stderr by default.
+    out
+        Where tables go; stdout by default.
+    quiet
+        No bars and no messages, one line a stage alone; by default where ``stream`` is not a
+        terminal.
+
+    Notes
+    -----
+    As a context manager it also shows warnings that the package logs, and leaves no open bar.
+    Everything is logged under ``mamba_cli.console``. ``NO_COLOR`` is respected.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, out: TextIO | None = None, quiet: bool | None = None
+    ) -> None:
+        self._stream = _Stream(sys.stderr if stream is None else stream)
+        self._out = _Stream(sys.stdout if out is None else out)
+        self.quiet = not self._stream.is_terminal if quiet is None else quiet
+        self._bar: tqdm[Any] | None = None
+        self._description = ""
+        self._note = ""
+        self._begun = 0.0
+        self._handler: logging.Handler | None = None
+
+    def __enter__(self) -> Self:
+        self._handler = _Warnings(self)
+        logging.getLogger("mamba_cli").addHandler(self._handler)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handler is not None:
+            logging.getLogger("mamba_cli").removeHandler(self._handler)
+            self._handler = None
+        self._close_bar()
+
+    # --- the Reporter protocol ---
+
+    def message(self, text: str) -> None:
+        """One line above any bar; away from a terminal it is only logged."""
+        logger.info("%s", text)
+        if not self.quiet:
+            self.show(_INDENT + text)
+
+    def start(self, description: str, total: float, unit: str) -> None:
+        """Open a bar over ``total`` units (seconds, draws); one that is still open is closed."""
+        self.finish()
+        logger.info("%s: %g %s", description, total, unit)
+        self._description, self._note = description, ""
+        self._begun = time.monotonic()
+        if self.quiet:
+            return
+        from tqdm import tqdm
+
+        known = 0 < total < float("inf")
+        self._bar = tqdm(
+            total=total if known else None,
+            desc=_INDENT + description,
+            unit=unit,
+            # tqdm asks for a TextIO and uses write, flush, isatty, fileno and encoding of it.
+            file=self._stream,  # type: ignore[arg-type]
+            dynamic_ncols=self._stream.knows_its_size(),
+            ncols=None if self._stream.knows_its_size() else 80,
+            nrows=None if self._stream.knows_its_size() else 24,
+            leave=False,
+            ascii=not self._stream.is_utf8,
+            bar_format=_BAR_FORMAT.format(".1f" if unit == "s" else ",.0f") if known else None,
+            smoothing=0.1,
+        )
+
+    def update(self, amount: float, note: str = "") -> None:
+        """Advance the open bar by ``amount``; ``note`` is shown at its end."""
+        self._note = note or self._note
+        if self._bar is None:
+            return
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
+        if self._bar.total is not None:
+            # A last step overshoots its budget a little; a bar beyond its end says nothing.
+            amount = min(amount, self._bar.total - self._bar.n)
+        self._bar.update(max(amount, 0.0))
+
+    def finish(self) -> None:
+        """Close the open bar, leaving one line that says how long it took."""
+        if not self._description:
+            return
+        self._close_bar()
+        spent = duration(time.monotonic() - self._begun)
+        text = f"{self._description}: done in {spent}" + (f", {self._note}" if self._note else "")
+        self._description = ""
+        logger.info("%s", text)
+        if not self.quiet:
+            self.show(_INDENT + text)
+
+    # --- what run.py says besides ---
+
+    def stage(self, index: int, total: int, name: str, detail: str = "") -> None:
+        """Say which stage of the run begins: ``[2/5] tune: 56 arms, 12.9 s``."""
+        self.finish()
+        text = f"[{index}/{total}] {name}" + (f": {detail}" if detail else "")
+        logger.info("%s", text)
+        self.show(self._bold(text))
+
+    def banner(self, budget: str, paper_size: bool | None = None) -> None:
+        """Say loudly that a run is not the paper's size, where it is not."""
+        note = size_note(budget, paper_size)
+        if note:
+            logger.info("%s", note)
+            self.show(self._bold(f"*** {note} ***"))
+
+    def summary(self, rows: Sequence[tuple[str, str]], title: str) -> None:
+        """Print the closing table: a name and a value a line, on stdout."""
+        self._print(align(rows, title=title))
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+        """Print a table with named columns on stdout."""
+        self._print(align(rows, header, title))
+
+    def show(self, text: str) -> None:
+        """Write one line to the terminal, above the bar; not logged."""
+        if self._bar is not None:
+            self._bar.clear()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def _print(self, text: str) -> None:
+        self.finish()
+        for line in text.splitlines():
+            logger.info("%s", line)
+        self._out.write(f"\n{text}\n")
+        self._out.flush()
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _bold(self, text: str) -> str:
+        plain = (
+            not self._stream.is_terminal
+            or os.environ.get("NO_COLOR")
+            or os.environ.get("TERM") == "dumb"
+        )
+        return text if plain else f"\033[1m{text}\033[0m"
