@@ -1,0 +1,541 @@
+"""The MAP: start of the chains, centre of control variates and of the ground truth.
+
+A start or a centre is good when its gradient is small against the gradient at a draw of the
+posterior, whose norm is about sqrt(tr H), with H the Hessian of the negative log posterior at the
+mode. Low dimension is finished by Newton's method with the exact Hessian, high dimension by Adam
+followed by L-BFGS.
+
+A sum over a million float32 terms loses the digits that a small gradient is made of. So rows are
+read in blocks that fit the cache, and the sums over blocks are compensated (Kahan, 1965): their
+two halves are added in float64 on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from mamba_cli.errors import NothingUsableError
+from mamba_cli.types import Array, Model, PyTree, Reporter, SilentReporter
+
+BLOCK_BYTES = 192 * 1024
+MAX_BLOCK_ROWS = 4096
+MIN_BLOCK_ROWS = 512
+
+SILENT = SilentReporter()
+
+
+@dataclass(frozen=True)
+class MapSettings:
+    """How the MAP is looked for.
+
+    Attributes
+    ----------
+    max_newton_dim
+        Largest dimension for Newton's method with a dense Hessian.
+    tolerance
+        Stop when the relative gradient norm (see :class:`MapEstimate`) is below this.
+    max_newton_iterations, max_lbfgs_iterations
+        Iterations after which the search ends whatever the gradient.
+    num_adam_steps, adam_learning_rate, adam_batch_size
+        Adam on minibatches drawn with replacement, learning rate decaying to 0 as a cosine.
+    lbfgs_memory
+        Pairs of differences that L-BFGS keeps.
+    num_trace_probes
+        Random signs for Hutchinson's estimate of tr H, in high dimension.
+    """
+
+    max_newton_dim: int = 200
+    tolerance: float = 1e-4
+    max_newton_iterations: int = 50
+    num_adam_steps: int = 5_000
+    adam_learning_rate: float = 1e-2
+    adam_batch_size: int = 1_000
+    max_lbfgs_iterations: int = 500
+    lbfgs_memory: int = 20
+    num_trace_probes: int = 8
+
+
+DEFAULT_SETTINGS = MapSettings()
+
+
+class MapEstimate(NamedTuple):
+    """A mode of the posterior, and how near to one it is.
+
+    ``relative_gradient_norm`` is ``gradient_norm`` / sqrt(tr H): the gradient against its root mean
+    square at a draw of the posterior (exactly so for a Gaussian posterior). It is infinite where
+    the trace is not positive, so that there is no mode to be near to.
+    """
+
+    position: Array  # [dim], float32
+    gradient_norm: float
+    relative_gradient_norm: float
+    log_density: float
+    method: str  # newton | adam+lbfgs
+    num_iterations: int
+    elapsed_s: float
+
+
+class RowBlocks(NamedTuple):
+    """The rows of a data set cut into blocks, the row axis last.
+
+    With rows last, one row after the other is contiguous for each covariate: on CPU this reads
+    twice as fast as row after row. The last rows are padding: block b has ``num_valid[b]`` rows.
+    """
+
+    columns: PyTree  # leaves [num_blocks, ..., block_rows]
+    num_valid: Array  # [num_blocks], int32
+
+
+def row_blocks(data: PyTree, num_data: int) -> RowBlocks:
+    """Cut ``data``, a pytree with leading axis ``num_data``, into :class:`RowBlocks`."""
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data)) // num_data
+    target = min(max(BLOCK_BYTES // max(row_bytes, 1), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
+    num_blocks = -(-num_data // target)
+    block_rows = -(-num_data // num_blocks)
+    padding = num_blocks * block_rows - num_data
+
+    def cut(leaf: Array) -> Array:
+        # Copies of real rows: whatever the model computes of them is finite.
+        padded = jnp.concatenate([leaf, leaf[:padding]]) if padding else leaf
+        return jnp.moveaxis(padded.reshape(num_blocks, block_rows, *leaf.shape[1:]), 1, -1)
+
+    starts = np.arange(num_blocks) * block_rows
+    num_valid = np.clip(num_data - starts, 0, block_rows).astype(np.int32)
+    return RowBlocks(jax.tree.map(cut, data), jnp.asarray(num_valid))
+
+
+def row_log_likelihoods(model: Model, position: Array, columns: PyTree) -> Array:
+    """Log likelihood of each row of one block, ``[block_rows]``; rows are on the last axis."""
+
+    def of_row(row: PyTree) -> Array:
+        return model.log_likelihood(position, jax.tree.map(lambda leaf: leaf[None], row))
+
+    return jax.vmap(of_row, in_axes=-1)(columns)
+
+
+def block_log_likelihood(
+    model: Model, position: Array, columns: PyTree, num_valid: Array, reference: Array | float = 0.0
+) -> Array:
+    """Sum over the valid rows of one block of log likelihood minus ``reference``, a scalar.
+
+    Subtracted row by row, a reference near the log likelihoods keeps the digits of their
+    difference: the sum itself, 1e5 or more, has a resolution of 0.01 in float32.
+    """
+    differences = row_log_likelihoods(model, position, columns) - reference
+    valid = jnp.arange(differences.shape[0]) < num_valid
+    return jnp.sum(jnp.where(valid, differences, 0.0))
+
+
+def compensated_sum(term: Callable[..., PyTree], blocks: PyTree) -> tuple[PyTree, PyTree]:
+    """Sum ``term(block)`` over the leading axis of ``blocks`` in twice the working precision.
+
+    Kahan (1965): the rounding error of every addition is kept and taken off the next term.
+
+    Returns
+    -------
+    total, error
+        Pytrees of the shape of a term. ``total - error`` in higher precision is the sum.
+    """
+    first = jax.tree.map(lambda leaf: leaf[0], blocks)
+    shapes = jax.eval_shape(term, first)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def add(carry: tuple[PyTree, PyTree], block: PyTree) -> tuple[tuple[PyTree, PyTree], None]:
+        total, error = carry
+        corrected = jax.tree.map(jnp.subtract, term(block), error)
+        new_total = jax.tree.map(jnp.add, total, corrected)
+        lost = jax.tree.map(lambda new, old, add: (new - old) - add, new_total, total, corrected)
+        return (new_total, lost), None
+
+    carry, _ = lax.scan(add, (zeros, zeros), blocks)
+    return carry
+
+
+def _exact(total: PyTree, error: PyTree) -> PyTree:
+    """The two halves of a compensated sum, added in float64."""
+    return jax.tree.map(lambda t, e: np.asarray(t, np.float64) - np.asarray(e), total, error)
+
+
+class _Derivatives(NamedTuple):
+    value: np.ndarray  # []
+    gradient: np.ndarray  # [dim]
+    hessian: np.ndarray  # [dim, dim]
+
+
+def _derivatives_fn(model: Model) -> Callable[[Array, RowBlocks], _Derivatives]:
+    """Value, gradient and Hessian of the log posterior, summed over blocks, in float64."""
+
+    def all_of(function: Callable[[Array], Array], position: Array) -> PyTree:
+        value, gradient = jax.value_and_grad(function)(position)
+        return value, gradient, jax.hessian(function)(position)
+
+    @jax.jit
+    def halves(position: Array, blocks: RowBlocks) -> PyTree:
+        def term(block: RowBlocks) -> PyTree:
+            def likelihood(at: Array) -> Array:
+                return block_log_likelihood(model, at, *block)
+
+            return all_of(likelihood, position)
+
+        return all_of(model.log_prior, position), compensated_sum(term, blocks)
+
+    def derivatives(position: Array, blocks: RowBlocks) -> _Derivatives:
+        prior, likelihood = halves(position, blocks)
+        total = jax.tree.map(lambda a, b: np.asarray(a) + b, prior, _exact(*likelihood))
+        return _Derivatives(*total)
+
+    return derivatives
+
+
+def hessian(model: Model, position: Array, *, blocks: RowBlocks | None = None) -> np.ndarray:
+    """Hessian of the negative log posterior at ``position``, ``[dim, dim]`` in float64.
+
+    H = -d2/dtheta2 [log p(theta) + sum_i log f(y_i | theta)], exact (not Gauss-Newton), over all
+    rows. ``blocks`` saves cutting the data again where the caller has done so.
+    """
+    blocks = row_blocks(model.data, model.num_data) if blocks is None else blocks
+    matrix = -_derivatives_fn(model)(jnp.asarray(position, jnp.float32), blocks).hessian
+    return 0.5 * (matrix + matrix.T)
+
+
+def hessian_trace(
+    model: Model, position: Array, blocks: RowBlocks, rng_key: Array, num_probes: int
+) -> float:
+    """Hutchinson's estimate of tr H: the mean of s.Hs over vectors s of random signs."""
+
+    @jax.jit
+    def quadratic_forms(position: Array, blocks: RowBlocks, probes: Array) -> Array:
+        def form(function: Callable[[Array], Array], sign: Array) -> Array:
+            return jnp.vdot(sign, jax.jvp(jax.grad(function), (position,), (sign,))[1])
+
+        def of_probe(sign: Array) -> Array:
+            def term(block: RowBlocks) -> Array:
+                return form(lambda at: block_log_likelihood(model, at, *block), sign)
+
+            total, _ = compensated_sum(term, blocks)
+            return total + form(model.log_prior, sign)
+
+        return lax.map(of_probe, probes)
+
+    probes = jax.random.rademacher(rng_key, (num_probes, model.dim), jnp.float32)
+    return -float(np.mean(np.asarray(quadratic_forms(position, blocks, probes), np.float64)))
+
+
+def find_map(
+    model: Model,
+    *,
+    rng_key: Array,
+    settings: MapSettings = DEFAULT_SETTINGS,
+    reporter: Reporter = SILENT,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MapEstimate:
+    """Maximise the log posterior over all rows.
+
+    Up to ``settings.max_newton_dim`` dimensions: Newton's method, the step damped (the Hessian
+    shifted until it is positive definite, then the step halved) until the log density rises. Above:
+    Adam on minibatches, then L-BFGS with a zoom line search on all rows. Both end when the relative
+    gradient norm is below ``settings.tolerance``, when float32 positions allow no further progress,
+    or after the stated number of iterations; the norm that was reached is in the result.
+
+    Parameters
+    ----------
+    model
+        The posterior. The search starts at ``model.initial_position``.
+    rng_key
+        For the start, the minibatches and the trace. The result is a function of it.
+
+    Raises
+    ------
+    NothingUsableError
+        The log density or its gradient is not finite at the start or at the end.
+    """
+    start_s = clock()
+    blocks = row_blocks(model.data, model.num_data)
+    key_start, key_search = jax.random.split(rng_key)
+    start = jnp.asarray(model.initial_position(key_start), jnp.float32)
+    search = _newton if model.dim <= settings.max_newton_dim else _adam_then_lbfgs
+    estimate = search(model, start, blocks, key_search, settings, reporter)
+    estimate = estimate._replace(elapsed_s=clock() - start_s)
+    _check_finite(model, "at the MAP", estimate.log_density, estimate.gradient_norm)
+    reporter.message(
+        f"MAP by {estimate.method}, {estimate.num_iterations} iterations in "
+        f"{estimate.elapsed_s:.1f} s: gradient norm {estimate.gradient_norm:.2g}, "
+        f"{estimate.relative_gradient_norm:.1g} of its size at a draw of the posterior"
+    )
+    return estimate
+
+
+def _check_finite(model: Model, where: str, log_density: float, gradient_norm: float) -> None:
+    if np.isfinite(log_density) and np.isfinite(gradient_norm):
+        return
+    raise NothingUsableError(
+        f"MAP of {model.name}: {where} the log density is {log_density} and the norm of its "
+        f"gradient {gradient_norm}, both must be finite; check the data for values that are not "
+        f"finite and the prior of the model"
+    )
+
+
+def _relative(gradient_norm: float, trace: float) -> float:
+    return gradient_norm / float(np.sqrt(trace)) if trace > 0 else float("inf")
+
+
+def _damped_step(current: _Derivatives) -> np.ndarray:
+    """(H + mu I)^-1 gradient with the smallest tried mu >= 0 that makes it an ascent, ``[dim]``."""
+    matrix = -current.hessian
+    scale = max(float(np.max(np.abs(np.diag(matrix)))), 1e-6)
+    shift = 0.0
+    while True:
+        try:
+            factor = np.linalg.cholesky(matrix + shift * np.eye(len(matrix)))
+        except np.linalg.LinAlgError:
+            shift = max(10 * shift, 1e-6 * scale)
+            continue
+        return np.linalg.solve(factor.T, np.linalg.solve(factor, current.gradient))
+
+
+def _newton(
+    model: Model,
+    start: Array,
+    blocks: RowBlocks,
+    rng_key: Array,
+    settings: MapSettings,
+    reporter: Reporter,
+) -> MapEstimate:
+    derivatives = _derivatives_fn(model)
+
+    def norms(at: _Derivatives) -> tuple[float, float]:
+        gradient_norm = float(np.linalg.norm(at.gradient))
+        return gradient_norm, _relative(gradient_norm, -float(np.trace(at.hessian)))
+
+    position = start
+    current = derivatives(position, blocks)
+    _check_finite(model, "at the start", float(current.value), norms(current)[0])
+    num_iterations = 0
+    while num_iterations < settings.max_newton_iterations:
+        if norms(current)[1] <= settings.tolerance:
+            break
+        num_iterations += 1
+        improved = _line_search(derivatives, position, current, blocks)
+        if improved is None:
+            break
+        position, current = improved
+    gradient_norm, relative = norms(current)
+    return MapEstimate(
+        position, gradient_norm, relative, float(current.value), "newton", num_iterations, 0.0
+    )
+
+
+def _line_search(
+    derivatives: Callable[[Array, RowBlocks], _Derivatives],
+    position: Array,
+    current: _Derivatives,
+    blocks: RowBlocks,
+    max_halvings: int = 20,
+) -> tuple[Array, _Derivatives] | None:
+    """Halve Newton's step until it is an improvement; ``None`` if it never is.
+
+    Close to the mode the rise of the log density is below the rounding of float32 terms; there a
+    smaller gradient decides.
+    """
+    step = _damped_step(current)
+    rounding = 1e-7 * abs(float(current.value))
+    for halvings in range(max_halvings):
+        moved = np.asarray(position, np.float64) + step * 0.5**halvings
+        candidate = jnp.asarray(moved, jnp.float32)
+        new = derivatives(candidate, blocks)
+        if not (np.isfinite(new.value) and np.all(np.isfinite(new.hessian))):
+            continue
+        rise = float(new.value - current.value)
+        smaller = np.linalg.norm(new.gradient) < np.linalg.norm(current.gradient)
+        if rise > rounding or (rise > -rounding and smaller):
+            return candidate, new
+    return None
+
+
+def _adam_then_lbfgs(
+    model: Model,
+    start: Array,
+    blocks: RowBlocks,
+    rng_key: Array,
+    settings: MapSettings,
+    reporter: Reporter,
+) -> MapEstimate:
+    key_adam, key_trace = jax.random.split(rng_key)
+    value_and_gradient = jax.jit(partial(_relative_value_and_gradient, model))
+    reference = jax.jit(partial(_reference, model))
+    log_density_at = jax.jit(partial(_log_density, model))
+
+    def checked_norm(position: Array, where: str) -> float:
+        log_density = float(log_density_at(position, blocks))
+        _, gradient = value_and_gradient(position, blocks, reference(position, blocks))
+        norm = float(np.linalg.norm(np.asarray(gradient, np.float64)))
+        _check_finite(model, where, log_density, norm)
+        return norm
+
+    checked_norm(start, "at the start")
+    position = _adam(model, start, key_adam, settings, reporter)
+    checked_norm(position, "after Adam")
+    trace = hessian_trace(model, position, blocks, key_trace, settings.num_trace_probes)
+    position, num_iterations = _lbfgs(model, position, blocks, trace, settings, reporter)
+    gradient_norm = checked_norm(position, "after L-BFGS")
+    trace = hessian_trace(model, position, blocks, key_trace, settings.num_trace_probes)
+    return MapEstimate(
+        position,
+        gradient_norm,
+        _relative(gradient_norm, trace),
+        float(log_density_at(position, blocks)),
+        "adam+lbfgs",
+        settings.num_adam_steps + num_iterations,
+        0.0,
+    )
+
+
+def _log_density(model: Model, position: Array, blocks: RowBlocks) -> Array:
+    total, _ = compensated_sum(lambda b: block_log_likelihood(model, position, *b), blocks)
+    return total + model.log_prior(position)
+
+
+def _reference(model: Model, position: Array, blocks: RowBlocks) -> tuple[Array, Array]:
+    """Log likelihood of every row ``[num_blocks, block_rows]`` and log prior at ``position``."""
+    rows = lax.map(lambda columns: row_log_likelihoods(model, position, columns), blocks.columns)
+    return rows, model.log_prior(position)
+
+
+def _relative_value_and_gradient(
+    model: Model, position: Array, blocks: RowBlocks, reference: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Log density at ``position`` minus that at the reference, and its gradient ``[dim]``."""
+
+    def term(block: tuple[RowBlocks, Array]) -> PyTree:
+        def likelihood(at: Array) -> Array:
+            return block_log_likelihood(model, at, *block[0], reference=block[1])
+
+        return jax.value_and_grad(likelihood)(position)
+
+    (value, gradient), _ = compensated_sum(term, (blocks, reference[0]))
+    prior, prior_gradient = jax.value_and_grad(model.log_prior)(position)
+    return value + (prior - reference[1]), gradient + prior_gradient
+
+
+def _adam(
+    model: Model, start: Array, rng_key: Array, settings: MapSettings, reporter: Reporter
+) -> Array:
+    """Adam on the scaled minibatch loss; many steps per dispatch."""
+    batch_size = min(settings.adam_batch_size, model.num_data)
+    schedule = optax.cosine_decay_schedule(
+        settings.adam_learning_rate, max(settings.num_adam_steps, 1)
+    )
+    optimiser = optax.adam(schedule)
+    per_dispatch = 250
+
+    def loss(position: Array, minibatch: PyTree) -> Array:
+        likelihood = model.log_likelihood(position, minibatch) / batch_size
+        return -(likelihood + model.log_prior(position) / model.num_data)
+
+    @jax.jit
+    def advance(carry: PyTree, rows: PyTree, first: Array, last: Array) -> PyTree:
+        def step(index: Array, carry: PyTree) -> PyTree:
+            position, state = carry
+            key = jax.random.fold_in(rng_key, index)
+            indices = jax.random.randint(key, (batch_size,), 0, model.num_data)
+            minibatch = jax.tree.map(lambda leaf: leaf[indices], rows)
+            updates, state = optimiser.update(jax.grad(loss)(position, minibatch), state)
+            return optax.apply_updates(position, updates), state
+
+        return lax.fori_loop(first, last, step, carry)
+
+    carry = (start, optimiser.init(start))
+    reporter.start("MAP: Adam", settings.num_adam_steps, "steps")
+    try:
+        for first in range(0, settings.num_adam_steps, per_dispatch):
+            last = min(first + per_dispatch, settings.num_adam_steps)
+            carry = jax.block_until_ready(advance(carry, model.data, first, last))
+            reporter.update(last - first)
+    finally:
+        reporter.finish()
+    return carry[0]
+
+
+def _lbfgs(
+    model: Model,
+    start: Array,
+    blocks: RowBlocks,
+    trace: float,
+    settings: MapSettings,
+    reporter: Reporter,
+) -> tuple[Array, int]:
+    """L-BFGS on all rows until the gradient norm is below tolerance * sqrt(trace).
+
+    Values are relative to the start, row by row: the line search compares differences far below
+    the resolution of the log density.
+    """
+    target = settings.tolerance * np.sqrt(max(trace, 0.0))
+    optimiser = optax.lbfgs(memory_size=settings.lbfgs_memory)
+    per_dispatch = 10
+
+    @jax.custom_vjp
+    def loss(position: Array, blocks: RowBlocks, reference: PyTree) -> Array:
+        return -_relative_value_and_gradient(model, position, blocks, reference)[0]
+
+    def forward(
+        position: Array, blocks: RowBlocks, reference: PyTree
+    ) -> tuple[Array, tuple[Array, PyTree]]:
+        value, gradient = _relative_value_and_gradient(model, position, blocks, reference)
+        return -value, -gradient
+
+    def backward(gradient: Array, cotangent: Array) -> tuple[Array, None, None]:
+        return cotangent * gradient, None, None
+
+    loss.defvjp(forward, backward)
+
+    @jax.jit
+    def advance(
+        position: Array, state: PyTree, blocks: RowBlocks, reference: PyTree, limit: Array
+    ) -> PyTree:
+        def value_fn(at: Array) -> Array:
+            return loss(at, blocks, reference)
+
+        value_and_gradient = optax.value_and_grad_from_state(value_fn)
+
+        def unfinished(carry: PyTree) -> Array:
+            count, _, _, norm, moved = carry
+            return (count < limit) & ~(norm <= target) & moved
+
+        def step(carry: PyTree) -> PyTree:
+            count, position, state, _, _ = carry
+            value, gradient = value_and_gradient(position, state=state)
+            updates, state = optimiser.update(
+                gradient, state, position, value=value, grad=gradient, value_fn=value_fn
+            )
+            new = optax.apply_updates(position, updates)
+            norm = jnp.linalg.norm(optax.tree.get(state, "grad"))
+            return count + 1, new, state, norm, jnp.any(new != position)
+
+        norm = jnp.linalg.norm(jax.grad(value_fn)(position))
+        return lax.while_loop(unfinished, step, (0, position, state, norm, True))
+
+    reference = jax.jit(partial(_reference, model))(start, blocks)
+    position, state = start, optimiser.init(start)
+    num_iterations = 0
+    reporter.start("MAP: L-BFGS", settings.max_lbfgs_iterations, "iterations")
+    try:
+        while num_iterations < settings.max_lbfgs_iterations:
+            limit = min(per_dispatch, settings.max_lbfgs_iterations - num_iterations)
+            count, position, state, norm, moved = advance(position, state, blocks, reference, limit)
+            num_iterations += int(count)
+            reporter.update(int(count), f"gradient norm {float(norm):.3g}")
+            if not bool(moved) or not float(norm) > target:
+                break
+    finally:
+        reporter.finish()
+    return position, num_iterations
