@@ -1,0 +1,299 @@
+"""The console script ``mamba-run``: Hydra composes, :mod:`mamba_cli.run` runs, errors become exits.
+
+Exit codes: 0 done, 1 a fault of the program itself, 2 bad configuration, 3 data missing or
+corrupt, 4 nothing usable came out (or it could not be written), 130 interrupted. A person sees
+one message; a traceback is shown for faults of the program and with ``hydra.verbose=true``.
+JAX is imported only once a configuration has proved sound.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from hydra.main import get_args_parser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mamba_cli.config import did_you_mean, group_options, settings_from
+from mamba_cli.errors import ConfigError, MambaError, NothingUsableError, StorageError
+
+CONFIG_MODULE = "mamba_cli.conf"
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point of ``mamba-run``; leaves by ``SystemExit`` with one of the codes above."""
+    sys.exit(_exit_code(sys.argv[1:]))
+
+
+@dataclass
+class Failure:
+    """A job that failed: its number in a multirun, its overrides, and why."""
+
+    number: int
+    overrides: str
+    error: Exception
+
+
+@dataclass
+class Jobs:
+    """The jobs of one command line: one, or all those of a multirun.
+
+    A failing job is recorded rather than raised, so that the others still run. In a worker
+    process of a parallel launcher it is raised, since a record made there would be lost.
+    """
+
+    verbose: bool
+    process: int = field(default_factory=os.getpid)
+    is_multirun: bool = False
+    run_dir: Path | None = None
+    started: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    def run(self, cfg: DictConfig) -> None:
+        """Run one job: what Hydra calls for each configuration."""
+        self.started += 1
+        settings = HydraConfig.get()
+        self.is_multirun = settings.mode == RunMode.MULTIRUN
+        # Unresolved: an override may itself hold an interpolation that leads nowhere.
+        task_overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        assert isinstance(task_overrides, list)
+        overrides = " ".join(str(override) for override in task_overrides)
+        number = int(settings.job.num) if self.is_multirun else 0
+        if self.is_multirun:
+            _say(f"job {number}: {overrides}")
+            _warn_if_parallel(str(settings.launcher.get("_target_", "")))
+        try:
+            self.run_dir = settings_from(cfg).run_dir
+            from mamba_cli.run import run
+
+            run(cfg)
+        except Exception as error:
+            if os.getpid() != self.process:
+                raise
+            self.failures.append(Failure(number, overrides, error))
+            if self.is_multirun:
+                _report(error, self.verbose, prefix=f"job {number}: ")
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    jobs = Jobs(verbose=_is_verbose(arguments))
+    OmegaConf.register_new_resolver("mamba_options", _options_page, replace=True)
+    try:
+        with _hydra_errors_raised():
+            hydra.main(
+                version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="config"
+            )(jobs.run)()
+    except KeyboardInterrupt:
+        where = f": what is finished is kept in {jobs.run_dir}" if jobs.run_dir else ""
+        _say(f"interrupted{where}")
+        return INTERRUPTED
+    except ValueError as error:
+        # No job raises through Hydra, so this is its word on flags that do not go together.
+        return _report(ConfigError(str(error)), jobs.verbose)
+    except Exception as error:
+        return _report(error, jobs.verbose, get_args_parser().parse_args(arguments).overrides)
+    if not jobs.failures:
+        return 0
+    if jobs.is_multirun:
+        return _report_failed_jobs(jobs)
+    return _report(jobs.failures[0].error, jobs.verbose)
+
+
+def _report(
+    error: Exception, verbose: bool, overrides: Sequence[str] = (), prefix: str = ""
+) -> int:
+    """Say what went wrong on stderr, and return the exit code it means."""
+    known = _as_mamba_error(error, overrides)
+    if known is None:
+        traceback.print_exception(error)
+        _say(f"{prefix}a fault of mamba-run itself: {type(error).__name__}: {error}")
+        return 1
+    if verbose:
+        traceback.print_exception(error)
+    _say(f"{prefix}{known}")
+    return known.exit_code
+
+
+def _report_failed_jobs(jobs: Jobs) -> int:
+    _say(f"{len(jobs.failures)} of {jobs.started} jobs failed:")
+    for failure in jobs.failures:
+        known = _as_mamba_error(failure.error)
+        code = 1 if known is None else known.exit_code
+        _say(f"  job {failure.number} (exit {code}): {failure.overrides}")
+    first = _as_mamba_error(jobs.failures[0].error)
+    return 1 if first is None else first.exit_code
+
+
+def _as_mamba_error(error: Exception, overrides: Sequence[str] = ()) -> MambaError | None:
+    """The error a person can act on, or None where only the program is at fault."""
+    if isinstance(error, MambaError):
+        return error
+    # Before OSError: a missing configuration file is one, too.
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return ConfigError(_explain(error, overrides))
+    if isinstance(error, OSError):
+        return StorageError(_explain_os_error(error))
+    if _is_out_of_memory(error):
+        first_line = (str(error).splitlines() or [""])[0]
+        return NothingUsableError(
+            f"out of memory: {first_line}\nUse fewer rows, smaller batches or fewer draws."
+        )
+    return None
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    """One message for what Hydra or OmegaConf refused."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _explain_missing_option(error.missing_cfg_file)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override} cannot be read as KEY=VALUE: {_first_line(error)}."
+    if isinstance(error, ConfigCompositionException):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        specific = _explain_unknown_key(parsed) or _explain_several_values(parsed)
+        if specific is not None:
+            return specific
+    cause = error.__cause__
+    detail = f" ({_first_line(cause)})" if cause is not None else ""
+    return f"{_first_line(error)}{detail}"
+
+
+def _explain_missing_option(missing: str) -> str:
+    group, _, option = missing.rpartition("/")
+    options = group_options().get(group, [])
+    if not options:
+        return f"{missing}: there is no such configuration file."
+    return (
+        f"{group}={option} is not an option.{did_you_mean(option, options)} "
+        f"Options of {group}: {', '.join(options)}."
+    )
+
+
+def _explain_unknown_key(overrides: Sequence[Override]) -> str | None:
+    """Name the first override whose key does not exist, and the nearest one that does."""
+    options = group_options()
+    choices = [
+        f"{override.key_or_group}={override.value()}"
+        for override in overrides
+        if override.package is None
+        and str(override.value()) in options.get(override.key_or_group, [])
+    ]
+    keys = _known_keys(choices)
+    elsewhere = [f"{group}@{key}" for group in options for key in keys if key.endswith(f".{group}")]
+    for override in overrides:
+        key = override.key_or_group
+        is_new = override.is_add() or override.is_force_add()
+        if is_new or override.is_hydra_override() or override.package or key in keys:
+            continue
+        candidates = [name for name in (*elsewhere, *keys) if not key.startswith(f"{name}.")]
+        section = key.rpartition(".")[0]
+        siblings = [name for name in keys if name.rpartition(".")[0] == section]
+        listed = f" Known: {', '.join(siblings)}." if siblings else ""
+        return f"{key} is not a key of this configuration.{did_you_mean(key, candidates)}{listed}"
+    return None
+
+
+def _explain_several_values(overrides: Sequence[Override]) -> str | None:
+    for override in overrides:
+        if override.is_sweep_override():
+            key, _, values = str(override.input_line).partition("=")
+            return (
+                f"{key}={values} names several values: add -m for one run of each, or write "
+                f"'{key}=[{values}]' for a list."
+            )
+    return None
+
+
+def _known_keys(choices: Sequence[str]) -> list[str]:
+    """The keys of the configuration those options make, or else of the default one."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        try:
+            return list(_dotted_keys(hydra.compose("config", overrides=list(choices))))
+        except HydraException:
+            return list(_dotted_keys(hydra.compose("config")))
+
+
+def _dotted_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in map(str, node):
+        key = f"{prefix}{name}"
+        yield key
+        is_value = OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)
+        child = None if is_value else node[name]
+        if isinstance(child, DictConfig):
+            yield from _dotted_keys(child, f"{key}.")
+
+
+def _explain_os_error(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"disk full{where}: nothing more could be written; earlier files are intact. Free "
+            "some space and give the same command again: it goes on from there."
+        )
+    return f"the system refused{where}: {error.strerror or error}."
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # JAX's own class is named by text: importing JAX for the comparison would take seconds.
+    from_jax = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
+    return isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in str(error))
+
+
+def _options_page() -> str:
+    """Groups and options as lines of the help page."""
+    options: Mapping[str, Sequence[str]] = group_options()
+    width = max(len(group) for group in options)
+    return "\n".join(f"  {group:{width}}  {', '.join(names)}" for group, names in options.items())
+
+
+def _warn_if_parallel(launcher: str) -> None:
+    if launcher and not launcher.endswith("BasicLauncher"):
+        _say("warning: budgets are seconds of wall time; jobs that run side by side share them.")
+
+
+def _is_verbose(arguments: Sequence[str]) -> bool:
+    return any(argument.lower() == "hydra.verbose=true" for argument in arguments)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _hydra_errors_raised() -> Iterator[None]:
+    """Have Hydra raise its errors instead of printing them and leaving with 1."""
+    name = "HYDRA_FULL_ERROR"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,641 @@
+"""The configuration as plain values: read once, checked once, frozen.
+
+:func:`settings_from` turns the composed configuration into a :class:`RunSettings`, and below
+``run.py`` nothing sees a ``cfg`` object. Whatever a person can get wrong in a value raises
+:class:`~mamba_cli.errors.ConfigError`, which names the key, the value and what is allowed.
+Nothing here imports JAX, so that a wrong key is reported at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mamba_cli.errors import ConfigError
+
+T = TypeVar("T")
+
+STAGES = ("tune", "ground_truth", "evaluate")
+METRICS = ("log_loss", "accuracy", "rmse", "ece", "mce")
+TOP_LEVEL_KEYS = (
+    "seed",
+    "stages",
+    "data_dir",
+    "results_dir",
+    "run_dir",
+    "model",
+    "sampler",
+    "tuner",
+    "minibatch",
+    "budget",
+    "evaluation",
+    "ground_truth",
+)
+
+# The paper's heuristic (appendix on tuning methods); also where `fixed` is left open.
+DEFAULT_BATCH_PERCENT = 10.0
+DEFAULT_INTEGRATION_STEPS = 10
+
+# A JAX key wraps silently above 32 bits: seeds 0 and 2^32 would be the same run.
+LARGEST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The lists whose product is the set of arms."""
+
+    step_sizes: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+    num_integration_steps: tuple[int, ...]
+
+    def points(self) -> tuple[tuple[float, int, int], ...]:
+        """Every (step size, batch size, L), the step size varying fastest.
+
+        Arms that share a compiled program are therefore neighbours.
+        """
+        return tuple(
+            (step_size, batch_size, num_steps)
+            for batch_size, num_steps, step_size in product(
+                self.batch_sizes, self.num_integration_steps, self.step_sizes
+            )
+        )
+
+
+@dataclass(frozen=True)
+class MambaSettings:
+    """Successive halving. ``longest_arm_s`` is the paper's R, ``reduction_factor`` its eta."""
+
+    name: str
+    reduction_factor: int
+    longest_arm_s: float
+    max_draws: int
+    score_on: str  # chain | rung
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """The paper's grid search: ``num_iterations`` a point, the best ``metric`` wins."""
+
+    name: str
+    num_iterations: int
+    noise_scale: float
+    metric: str
+    max_draws: int
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class FixedSettings:
+    """Hyperparameters that need no search: the user's (``fixed``) or the heuristic's."""
+
+    name: str
+    step_size: float
+    batch_size: int
+    num_integration_steps: int
+
+
+TunerSettings = MambaSettings | GridSettings | FixedSettings
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """What the run has to know of a sampler; its kernel is built from ``sampler.kernel``."""
+
+    name: str
+    control_variates: bool
+    uses_integration_steps: bool
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The chains of the chosen hyperparameters: seconds each, how many, draws scored."""
+
+    budget_s: float
+    num_repeats: int
+    max_draws: int
+
+
+@dataclass(frozen=True)
+class GroundTruthSettings:
+    """NUTS: ``num_draws`` over all chains, ``num_warmup`` for each."""
+
+    num_draws: int
+    num_warmup: int
+    num_chains: int
+    max_r_hat: float
+    min_ess: float
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One run. ``stages`` is in the order they are done; no ``ground_truth`` is ``None``."""
+
+    seed: int
+    stages: tuple[str, ...]
+    data_dir: Path | None
+    results_dir: Path
+    run_dir: Path
+    budget: str
+    model: str
+    num_train: int
+    sampler: SamplerSettings
+    tuner: TunerSettings
+    evaluation: EvaluationSettings
+    ground_truth: GroundTruthSettings | None
+
+    @property
+    def is_paper_size(self) -> bool:
+        """Whether the run has the paper's size, which every output says otherwise."""
+        return self.budget == "paper"
+
+
+def settings_from(cfg: DictConfig) -> RunSettings:
+    """Read and check a composed configuration.
+
+    Parameters
+    ----------
+    cfg
+        What Hydra composed from ``conf/``, without the ``hydra`` node.
+
+    Raises
+    ------
+    ConfigError
+        A value is missing, of the wrong type or outside its range, a key is unknown, or an
+        interpolation leads nowhere.
+    """
+    root = _Section("", _plain(cfg))
+    root.refuse_unknown(TOP_LEVEL_KEYS)
+    model = root.section("model")
+    num_train = model.integer("num_train", at_least=1)
+    for name, smallest in (("num_test", 1), ("dim", 1), ("data_seed", 0)):
+        if name in model.values:
+            model.integer(name, at_least=smallest)
+    sampler = _sampler(root.section("sampler"))
+    budget = root.section("budget").text("name")
+    return RunSettings(
+        seed=root.integer("seed", at_least=0, at_most=LARGEST_SEED),
+        stages=_stages(root),
+        data_dir=None if root.get("data_dir") is None else root.folder("data_dir"),
+        results_dir=root.folder("results_dir"),
+        run_dir=root.folder("run_dir"),
+        budget=budget,
+        model=model.text("name"),
+        num_train=num_train,
+        sampler=sampler,
+        tuner=_tuner(root.section("tuner"), sampler, model, num_train),
+        evaluation=_evaluation(root.section("evaluation")),
+        ground_truth=_ground_truth(root.section("ground_truth")),
+    )
+
+
+def batch_size_of(percent: float, num_train: int) -> int:
+    """Rows in ``percent`` per cent of ``num_train``: floor(percent N / 100), at least 1.
+
+    In exact arithmetic on the decimal as written: 0.57 per cent of 10,000 is 57 rows, where
+    floating point makes it 56.
+    """
+    return max(1, math.floor(Fraction(repr(percent)) * num_train / 100))
+
+
+def build(node: DictConfig, key: str) -> Any:
+    """The object a configuration node with a ``_target_`` describes.
+
+    Parameters
+    ----------
+    node
+        A leaf: ``_target_``, maybe ``_partial_``, and keyword arguments as plain values.
+    key
+        Where it stands in the configuration, for messages.
+
+    Raises
+    ------
+    ConfigError
+        The target does not exist or does not take one of the arguments. What the target
+        itself raises is passed on as it is.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import get_object, instantiate
+
+    try:
+        target = get_object(str(node["_target_"]))
+    except (ImportError, ValueError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{key}._target_: {_one_line(error)}") from error
+    arguments = [str(name) for name in node if not str(name).startswith("_")]
+    _refuse_unknown_arguments(target, arguments, key)
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        if error.__cause__ is None:
+            raise ConfigError(f"{key}: {_one_line(error)}") from error
+        raise error.__cause__ from None
+
+
+def group_options() -> dict[str, list[str]]:
+    """The options of every configuration group, as the folders and files of ``conf/`` have them.
+
+    A file whose name begins with an underscore is a base for others, not an option.
+    """
+    found: dict[str, list[str]] = {}
+    _collect_options(resources.files("mamba_cli.conf"), "", found)
+    return dict(sorted(found.items()))
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The nearest known name as a sentence to append, or nothing.
+
+    Dotted keys are compared whole first, then by their last part, so that a key given
+    without its section is found too.
+    """
+    known = list(candidates)
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if not matches:
+        by_last_part: dict[str, str] = {}
+        for candidate in known:
+            by_last_part.setdefault(candidate.rpartition(".")[2], candidate)
+        last_parts = difflib.get_close_matches(name.rpartition(".")[2], by_last_part, n=1)
+        matches = [by_last_part[part] for part in last_parts]
+    return f" Did you mean {matches[0]}?" if matches else ""
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A node of the configuration that knows where it stands."""
+
+    path: str
+    values: Mapping[str, Any]
+
+    def key(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def get(self, name: str) -> Any:
+        if name not in self.values:
+            raise ConfigError(f"{self.key(name)} is missing from the configuration.")
+        return self.values[name]
+
+    def section(self, name: str) -> _Section:
+        value = self.get(name)
+        if not isinstance(value, Mapping):
+            raise _refusal(self.key(name), value, "a group of keys")
+        return _Section(self.key(name), value)
+
+    def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int:
+        return _integer(self.key(name), self.get(name), at_least, at_most)
+
+    def above_zero(self, name: str) -> float:
+        return _above_zero(self.key(name), self.get(name))
+
+    def text(self, name: str) -> str:
+        value = self.get(name)
+        if not isinstance(value, str) or not value:
+            raise _refusal(self.key(name), value, "a word")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise _refusal(self.key(name), value, "true or false")
+        return value
+
+    def folder(self, name: str) -> Path:
+        value = self.get(name)
+        if not isinstance(value, str) or not value:
+            raise _refusal(self.key(name), value, "the path of a folder")
+        return Path(value).expanduser()
+
+    def choice(self, name: str, allowed: Collection[str]) -> str:
+        value = self.get(name)
+        if value not in allowed:
+            hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
+            raise _refusal(self.key(name), value, "one of " + ", ".join(allowed), hint)
+        return str(value)
+
+    def each(self, name: str, read: Callable[[str, Any], T]) -> tuple[T, ...]:
+        """A list that is not empty, every entry read by ``read``, repetitions dropped."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            hint = f" Write {self.key(name)}=[{value}]."
+            raise _refusal(self.key(name), value, "a list", hint)
+        if not value:
+            raise ConfigError(
+                f"{self.key(name)}=[] is not allowed: it must hold at least one value, "
+                "or there is no arm to try."
+            )
+        entries = (read(f"{self.key(name)}[{i}]", entry) for i, entry in enumerate(value))
+        return tuple(dict.fromkeys(entries))
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        for name in self.values:
+            if name not in known:
+                keys = [self.key(candidate) for candidate in known]
+                raise ConfigError(
+                    f"{self.key(name)} is not a key of this configuration."
+                    f"{did_you_mean(self.key(name), keys)} Known: {', '.join(keys)}."
+                )
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as dicts and lists, every interpolation resolved, nothing missing."""
+    try:
+        values = OmegaConf.to_container(cfg, resolve=True)
+        missing = sorted(OmegaConf.missing_keys(cfg))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {_one_line(error)}.") from error
+    if missing:
+        raise ConfigError(
+            f"{missing[0]} has no value and there is no default: give it, as {missing[0]}=VALUE."
+        )
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _stages(root: _Section) -> tuple[str, ...]:
+    value = root.get("stages")
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not listed:
+        raise _refusal("stages", value, f"a list of any of {', '.join(STAGES)}")
+    for stage in listed:
+        if stage not in STAGES:
+            hint = did_you_mean(stage, STAGES) if isinstance(stage, str) else ""
+            raise _refusal("stages", value, f"a list of any of {', '.join(STAGES)}", hint)
+    return tuple(stage for stage in STAGES if stage in listed)
+
+
+def _sampler(section: _Section) -> SamplerSettings:
+    return SamplerSettings(
+        name=section.text("name"),
+        control_variates=section.choice("gradient", ("standard", "control_variates"))
+        == "control_variates",
+        uses_integration_steps=section.flag("uses_integration_steps"),
+    )
+
+
+def _tuner(
+    section: _Section, sampler: SamplerSettings, model: _Section, num_train: int
+) -> TunerSettings:
+    method = section.choice("method", ("mamba", "grid", "heuristic", "fixed"))
+    if method == "mamba":
+        return _mamba(section, sampler, model, num_train)
+    if method == "grid":
+        return _grid_search(section, sampler, model, num_train)
+    if method == "heuristic":
+        return _heuristic(section, sampler, num_train)
+    return _fixed(section, sampler, num_train)
+
+
+def _mamba(
+    section: _Section, sampler: SamplerSettings, model: _Section, num_train: int
+) -> MambaSettings:
+    section.refuse_unknown(
+        (
+            "name",
+            "method",
+            "reduction_factor",
+            "longest_arm_s",
+            "max_draws",
+            "score_on",
+            "grid",
+            "reward",
+        )
+    )
+    return MambaSettings(
+        name=section.text("name"),
+        reduction_factor=section.integer("reduction_factor", at_least=2),
+        longest_arm_s=section.above_zero("longest_arm_s"),
+        max_draws=section.integer("max_draws", at_least=2),
+        score_on=section.choice("score_on", ("chain", "rung")),
+        grid=_grid(section.section("grid"), sampler, model, num_train),
+    )
+
+
+def _grid_search(
+    section: _Section, sampler: SamplerSettings, model: _Section, num_train: int
+) -> GridSettings:
+    section.refuse_unknown(
+        ("name", "method", "num_iterations", "noise_scale", "metric", "max_draws", "grid")
+    )
+    noise_scale = _real(section.key("noise_scale"), section.get("noise_scale"), "at least 0")
+    if noise_scale < 0.0:
+        raise _refusal(section.key("noise_scale"), noise_scale, "a finite number, at least 0")
+    return GridSettings(
+        name=section.text("name"),
+        num_iterations=section.integer("num_iterations", at_least=1),
+        noise_scale=noise_scale,
+        metric=section.choice("metric", METRICS),
+        max_draws=section.integer("max_draws", at_least=2),
+        grid=_grid(section.section("grid"), sampler, model, num_train),
+    )
+
+
+def _heuristic(section: _Section, sampler: SamplerSettings, num_train: int) -> FixedSettings:
+    """h = 1/N (Brosse et al., 2018) unless a step size is given."""
+    section.refuse_unknown(
+        ("name", "method", "step_size", "batch_percent", "num_integration_steps")
+    )
+    given = section.get("step_size")
+    return FixedSettings(
+        name=section.text("name"),
+        step_size=1.0 / num_train if given is None else section.above_zero("step_size"),
+        batch_size=_batch_size(
+            section.key("batch_percent"), section.get("batch_percent"), num_train
+        ),
+        num_integration_steps=_num_integration_steps(section, sampler),
+    )
+
+
+def _fixed(section: _Section, sampler: SamplerSettings, num_train: int) -> FixedSettings:
+    section.refuse_unknown(
+        ("name", "method", "step_size", "batch_size", "batch_percent", "num_integration_steps")
+    )
+    step_size = section.above_zero("step_size")
+    rows, percent = section.get("batch_size"), section.get("batch_percent")
+    if rows is not None and percent is not None:
+        raise ConfigError(
+            f"{section.key('batch_size')}={rows} and {section.key('batch_percent')}={percent} "
+            "are both given: give one of them."
+        )
+    if rows is not None:
+        batch_size = section.integer("batch_size", at_least=1, at_most=num_train)
+    else:
+        batch_size = _batch_size(
+            section.key("batch_percent"),
+            DEFAULT_BATCH_PERCENT if percent is None else percent,
+            num_train,
+        )
+    return FixedSettings(
+        name=section.text("name"),
+        step_size=step_size,
+        batch_size=batch_size,
+        num_integration_steps=_num_integration_steps(section, sampler),
+    )
+
+
+def _num_integration_steps(section: _Section, sampler: SamplerSettings) -> int:
+    if section.get("num_integration_steps") is None:
+        return DEFAULT_INTEGRATION_STEPS if sampler.uses_integration_steps else 1
+    num_steps = section.integer("num_integration_steps", at_least=1)
+    _refuse_unused_integration_steps(section, (num_steps,), sampler)
+    return num_steps
+
+
+def _grid(section: _Section, sampler: SamplerSettings, model: _Section, num_train: int) -> Grid:
+    section.refuse_unknown(("step_size", "batch_percent", "num_integration_steps"))
+    return Grid(
+        step_sizes=section.each("step_size", _above_zero),
+        batch_sizes=section.each(
+            "batch_percent", lambda key, percent: _batch_size(key, percent, num_train)
+        ),
+        num_integration_steps=_grid_integration_steps(section, sampler, model),
+    )
+
+
+def _grid_integration_steps(
+    section: _Section, sampler: SamplerSettings, model: _Section
+) -> tuple[int, ...]:
+    def at_least_one(key: str, value: Any) -> int:
+        return _integer(key, value, 1, None)
+
+    if section.get("num_integration_steps") is not None:
+        listed = section.each("num_integration_steps", at_least_one)
+        _refuse_unused_integration_steps(section, listed, sampler)
+        return listed
+    if not sampler.uses_integration_steps:
+        return (1,)
+    return model.section("tuning").each("num_integration_steps", at_least_one)
+
+
+def _refuse_unused_integration_steps(
+    section: _Section, num_steps: Sequence[int], sampler: SamplerSettings
+) -> None:
+    if not sampler.uses_integration_steps and tuple(num_steps) != (1,):
+        raise ConfigError(
+            f"{section.key('num_integration_steps')}={section.get('num_integration_steps')} is "
+            f"not allowed with sampler={sampler.name}, which does not redraw a momentum: leave "
+            "it null."
+        )
+
+
+def _evaluation(section: _Section) -> EvaluationSettings:
+    section.refuse_unknown(("budget_s", "num_repeats", "max_draws"))
+    return EvaluationSettings(
+        budget_s=section.above_zero("budget_s"),
+        num_repeats=section.integer("num_repeats", at_least=1),
+        max_draws=section.integer("max_draws", at_least=2),
+    )
+
+
+def _ground_truth(section: _Section) -> GroundTruthSettings | None:
+    if section.choice("method", ("nuts", "none")) == "none":
+        section.refuse_unknown(("method",))
+        return None
+    section.refuse_unknown(
+        ("method", "num_draws", "num_warmup", "num_chains", "max_r_hat", "min_ess", "recompute")
+    )
+    num_chains = section.integer("num_chains", at_least=2)
+    num_draws = section.integer("num_draws", at_least=4 * num_chains)
+    if num_draws % num_chains:
+        raise _refusal(
+            section.key("num_draws"),
+            num_draws,
+            f"a multiple of {section.key('num_chains')}={num_chains}",
+        )
+    max_r_hat = _real(section.key("max_r_hat"), section.get("max_r_hat"), "above 1")
+    if max_r_hat <= 1.0:
+        raise _refusal(section.key("max_r_hat"), max_r_hat, "a finite number above 1")
+    return GroundTruthSettings(
+        num_draws=num_draws,
+        num_warmup=section.integer("num_warmup", at_least=1),
+        num_chains=num_chains,
+        max_r_hat=max_r_hat,
+        min_ess=section.above_zero("min_ess"),
+        recompute=section.flag("recompute"),
+    )
+
+
+def _refusal(key: str, value: Any, allowed: str, hint: str = "") -> ConfigError:
+    return ConfigError(f"{key}={value!r} is not allowed: it must be {allowed}.{hint}")
+
+
+def _real(key: str, value: Any, allowed: str) -> float:
+    """A finite number. Text that reads as one is taken as one; true and false are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _refusal(key, value, f"a finite number, {allowed}")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise _refusal(key, value, f"a finite number, {allowed}")
+    return number
+
+
+def _above_zero(key: str, value: Any) -> float:
+    number = _real(key, value, "above 0")
+    if number <= 0.0:
+        raise _refusal(key, value, "a finite number, above 0")
+    return number
+
+
+def _integer(key: str, value: Any, at_least: int, at_most: int | None) -> int:
+    """A whole number written as one: what reaches a model by interpolation is not converted."""
+    allowed = f"a whole number, at least {at_least}"
+    if at_most is not None:
+        allowed += f" and at most {at_most}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        hint = ""
+        if isinstance(value, float) and value.is_integer():
+            hint = f" Write it without a dot or an exponent: {key}={int(value)}."
+        raise _refusal(key, value, allowed, hint)
+    if value < at_least or (at_most is not None and value > at_most):
+        raise _refusal(key, value, allowed)
+    return value
+
+
+def _batch_size(key: str, percent: Any, num_train: int) -> int:
+    allowed = "above 0 and at most 100 (per cent of the training rows)"
+    number = _real(key, percent, allowed)
+    if not 0.0 < number <= 100.0:
+        raise _refusal(key, percent, f"a finite number, {allowed}")
+    return batch_size_of(number, num_train)
+
+
+def _refuse_unknown_arguments(target: Any, arguments: Sequence[str], key: str) -> None:
+    parameters = inspect.signature(target).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            raise ConfigError(
+                f"{key}.{name} is not a parameter of {target.__qualname__}."
+                f"{did_you_mean(name, parameters)} Known: {', '.join(parameters)}."
+            )
+
+
+def _collect_options(folder: Traversable, group: str, found: dict[str, list[str]]) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            if entry.name != "hydra" and not entry.name.startswith("_"):
+                _collect_options(entry, f"{group}/{entry.name}" if group else entry.name, found)
+        elif group and entry.name.endswith(".yaml") and not entry.name.startswith("_"):
+            found.setdefault(group, []).append(entry.name.removesuffix(".yaml"))
+    if group in found:
+        found[group].sort()
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of a library's message: what follows repeats keys or links to manuals."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
