@@ -1,0 +1,172 @@
+"""How minibatches are drawn.
+
+Without replacement means: at every step, afresh, each of the (N choose n) subsets
+equally likely. Permuting all N indices costs O(N) a step; here the first n values of
+a keyed random bijection of {0, ..., N-1} are evaluated instead, which costs O(n).
+
+The bijection is a mixed-radix Feistel network. An index is written as
+x = left * b + right with left < a, right < b, a * b >= N, and half-rounds alternate
+
+    left  <- left  + F_k(right)  mod a
+    right <- right + F_k(left)   mod b
+
+with independent keyed hashes F_k; values >= N are sent through again (cycle walking).
+Each half-round is invertible, so the indices are distinct by construction. How near a
+*pair* of indices is to uniform after r half-rounds of random F is an exact
+three-state Markov chain (see :func:`pair_distance`); r is chosen so that the distance
+is below 1e-6 whatever the pair. Mean and covariance of the gradient noise depend on
+the inclusion of single indices and of pairs only.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mamba_cli.types import Array, Minibatcher, PyTree
+
+PAIR_TOLERANCE = 1e-6
+
+
+def gather(rows: PyTree, indices: Array) -> PyTree:
+    """Rows ``indices`` of every leaf; the caller guarantees 0 <= index < num_data."""
+    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), rows)
+
+
+def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
+    """A uniformly random subset of ``batch_size`` rows, drawn afresh at every step.
+
+    At ``batch_size == num_data`` the minibatch is the data themselves: nothing is
+    drawn and nothing is copied.
+    """
+
+    def draw(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
+        if batch_size == num_data:
+            return rows, state
+        # The barrier keeps XLA from recomputing the bijection for every gathered element.
+        indices = lax.optimization_barrier(random_indices(rng_key, num_data, batch_size))
+        return gather(rows, indices), state
+
+    return Minibatcher(init=lambda rng_key: (), draw=draw)
+
+
+def with_replacement(num_data: int, batch_size: int) -> Minibatcher:
+    """``batch_size`` independent uniform rows, as the paper's published code drew them."""
+
+    def draw(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
+        indices = jax.random.randint(rng_key, (batch_size,), 0, num_data)
+        return gather(rows, lax.optimization_barrier(indices)), state
+
+    return Minibatcher(init=lambda rng_key: (), draw=draw)
+
+
+def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
+    """``num_indices`` distinct indices below ``num_data``, int32, in O(num_indices).
+
+    Every subset is equally likely, up to the quality of the keyed hash and the
+    pair tolerance stated in the module's docstring.
+    """
+    left_size, right_size = factorise(num_data)
+    num_half_rounds = half_rounds(left_size, right_size)
+    keys = jax.random.bits(rng_key, (num_half_rounds,), jnp.uint32)
+
+    def permute(index: Array) -> Array:
+        left = index // np.uint32(right_size)
+        right = index - left * np.uint32(right_size)
+        for k in range(num_half_rounds):
+            if k % 2 == 0:
+                left = _add_modulo(left, _hash(right, keys[k], left_size), left_size)
+            else:
+                right = _add_modulo(right, _hash(left, keys[k], right_size), right_size)
+        return left * np.uint32(right_size) + right
+
+    indices = permute(jnp.arange(num_indices, dtype=jnp.uint32))
+    if left_size * right_size > num_data:
+        limit = np.uint32(num_data)
+        indices = lax.while_loop(
+            lambda i: jnp.max(i) >= limit,
+            lambda i: jnp.where(i >= limit, permute(i), i),
+            indices,
+        )
+    return indices.astype(jnp.int32)
+
+
+def _add_modulo(value: Array, increment: Array, modulus: int) -> Array:
+    """(value + increment) mod modulus for operands below modulus < 2^31, without division."""
+    total = value + increment
+    # Where total < modulus the subtraction wraps to a huge number, which minimum discards.
+    return jnp.minimum(total, total - np.uint32(modulus))
+
+
+def _hash(value: Array, key: Array, size: int) -> Array:
+    """A keyed hash of ``value`` to {0, ..., size-1}, for size < 2^16.
+
+    The range reduction is the high word of hash times size (Lemire, 2019), built from
+    16-bit halves where 32-bit products would overflow; its bias is below size^2 / 2^32.
+    """
+    bits = (value ^ key) * np.uint32(0x9E3779B1)
+    bits = (bits ^ (bits >> 15)) * np.uint32(0x85EBCA77)
+    bits = bits ^ (bits >> 13)
+    factor = np.uint32(size)
+    width = 32 - int(size).bit_length()
+    if width >= 20:
+        return ((bits >> (32 - width)) * factor) >> width
+    low = ((bits & np.uint32(0xFFFF)) * factor) >> 16
+    return ((bits >> 16) * factor + low) >> 16
+
+
+@lru_cache(maxsize=64)
+def factorise(num_data: int) -> tuple[int, int]:
+    """(a, b) with a * b >= num_data, as little above as possible, a / b within [1/4, 4].
+
+    Both are at least 2 from four rows on: with one of them 1 the network is a rotation,
+    which is uniform on subsets of three rows but not of more.
+    """
+    if num_data >= 2**32:
+        raise ValueError(f"num_data={num_data} is above 2^32 - 1, the largest index drawn here")
+    root = math.isqrt(num_data - 1) + 1
+    smallest = 2 if num_data > 3 else 1
+    candidates = range(root, max(root // 2, smallest) - 1, -1)
+    left_size = min(candidates, key=lambda a: -(-num_data // a) * a - num_data)
+    return left_size, -(-num_data // left_size)
+
+
+def pair_distance(left_size: int, right_size: int, num_half_rounds: int) -> float:
+    """Worst total variation distance from uniform of a pair of distinct indices.
+
+    For random round functions, a pair is in one of three states: equal right
+    parts, equal left parts, or both different; within a state it is uniform as soon
+    as both halves have been moved. A half-round on the left leaves a pair with equal
+    right parts as it is and gives every other pair independent uniform left parts;
+    likewise on the right. The distance is exact over the states, maximised over the
+    state the pair starts in.
+    """
+    a, b = left_size, right_size
+    if min(a, b) == 1:  # one half is constant: a rotation, exact for single indices
+        return 0.0
+    uniform = np.array([a - 1, b - 1, (a - 1) * (b - 1)]) / (a * b - 1)
+    on_left = np.array([[1, 0, 0], [0, 1 / a, 1 - 1 / a], [0, 1 / a, 1 - 1 / a]])
+    on_right = np.array([[1 / b, 0, 1 - 1 / b], [0, 1, 0], [1 / b, 0, 1 - 1 / b]])
+    law = np.eye(3)
+    for k in range(num_half_rounds):
+        law = law @ (on_left if k % 2 == 0 else on_right)
+    return float(np.max(np.sum(np.abs(law - uniform), axis=1)) / 2)
+
+
+@lru_cache(maxsize=64)
+def half_rounds(left_size: int, right_size: int) -> int:
+    """Half-rounds for a pair distance below ``PAIR_TOLERANCE``; at least four.
+
+    Four is the number from which a Feistel network of random functions is a strong
+    pseudorandom permutation (Luby & Rackoff, 1988).
+    """
+    count = 4
+    while pair_distance(left_size, right_size, count) > PAIR_TOLERANCE:
+        count += 1
+    return count

@@ -1,0 +1,157 @@
+"""The paper's grid search (appendix B.1): every point runs the same number of iterations.
+
+A chain starts at the MAP plus Gaussian noise (without it, the smallest step size would win
+by not leaving the MAP), makes ``num_iterations`` draws, and the best predictive metric on
+the test set wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from mamba_cli.chain import Budget, advance
+from mamba_cli.tuners.mamba import is_out_of_memory
+from mamba_cli.tuners.result import Checkpoints, Tuning
+from mamba_cli.tuners.scoring import Score, failure, is_constant
+from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, SilentReporter
+from mamba_cli.workbench import Workbench
+
+HIGHER_IS_BETTER = frozenset({"accuracy"})
+
+
+def tune(
+    bench: Workbench,
+    arms: Sequence[Hyperparameters],
+    *,
+    num_iterations: int,
+    noise_scale: float,
+    metric: str,
+    max_draws: int,
+    rng_key: Array,
+    store: Checkpoints | None = None,
+    reporter: Reporter | None = None,
+) -> Tuning:
+    """Run the grid search and return one record per point and the winner.
+
+    Parameters
+    ----------
+    bench
+        The model, its start and its compiled chains.
+    arms
+        The points.
+    num_iterations
+        Draws per point (an iteration of SGHMC is L gradient steps).
+    noise_scale
+        Standard deviation of the noise added to each coordinate of the MAP.
+    metric
+        A key of the model's ``predictive_metrics``; ``accuracy`` is maximised, everything
+        else minimised.
+    max_draws
+        Thinned draws whose predictions are averaged.
+    rng_key
+        Key of the whole search; the point is folded in.
+    store
+        Where finished points are kept; a search that finds some goes on after them.
+    reporter
+        Told how many points are done and the best so far.
+    """
+    reporter = reporter or SilentReporter()
+    records = [] if store is None else [r for r in store.read_tuning() if r.rung == 0]
+    sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
+    reporter.start(f"grid: {len(arms)} points x {num_iterations} draws", len(arms), "point")
+    reporter.update(len(records), _describe(_best(records, sign), metric))
+    for index in range(len(records), len(arms)):
+        records.append(
+            _run_point(
+                bench, index, arms[index], num_iterations, noise_scale, metric, max_draws, rng_key
+            )
+        )
+        if store is not None:
+            store.write_tuning(records)
+        reporter.update(1, _describe(_best(records, sign), metric))
+    reporter.finish()
+    winner = _best(records, sign)
+    records = [r._replace(promoted=winner is not None and r.arm == winner.arm) for r in records]
+    if store is not None:
+        store.write_tuning(records)
+    return Tuning(records, winner)
+
+
+def _run_point(
+    bench: Workbench,
+    index: int,
+    arm: Hyperparameters,
+    num_iterations: int,
+    noise_scale: float,
+    metric: str,
+    max_draws: int,
+    rng_key: Array,
+) -> ArmRecord:
+    key_noise, key_chain = jax.random.split(jax.random.fold_in(rng_key, index))
+    noise = np.asarray(jax.random.normal(key_noise, bench.start.shape))
+    position = (bench.start + noise_scale * noise).astype(np.float32)
+    num_steps, elapsed_s, compile_s, num_draws = (
+        num_iterations * arm.num_integration_steps,
+        0.0,
+        0.0,
+        0,
+    )
+    try:
+        program, compile_s = bench.program(arm.batch_size)
+        chain = program.start(key_chain, position, arm)
+        chain = advance(program, chain, Budget(steps=num_steps), bench.clock)
+        bench.seconds.sampling += chain.elapsed_s
+        elapsed_s, num_steps, num_draws = chain.elapsed_s, chain.num_steps, chain.num_draws
+        began = bench.clock()
+        score = Score(math.nan, 0, 0.0, *(failure(chain) or ("ok", "")))
+        if score.status == "ok":
+            positions, _ = chain.thinned(max_draws)
+            score = _score(bench, positions, metric)
+            score = score._replace(reward_s=bench.clock() - began)
+            bench.seconds.reward += score.reward_s
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        score = Score(math.nan, 0, 0.0, "out_of_memory", str(error).splitlines()[0])
+    return ArmRecord(
+        rung=0,
+        arm=index,
+        step_size=arm.step_size,
+        batch_size=arm.batch_size,
+        num_integration_steps=arm.num_integration_steps,
+        budget_s=math.nan,
+        elapsed_s=elapsed_s,
+        compile_s=compile_s,
+        reward_s=score.reward_s,
+        num_steps=num_steps,
+        num_draws=num_draws,
+        num_scored=score.num_scored,
+        reward=score.reward,
+        status=score.status,
+        reason=score.reason,
+        promoted=False,
+    )
+
+
+def _score(bench: Workbench, positions: np.ndarray, metric: str) -> Score:
+    if is_constant(positions):
+        reason = "all draws are equal: the step size is too small to move"
+        return Score(math.nan, 0, 0.0, "frozen", reason)
+    prediction = bench.posterior_predictive(positions)
+    value = float(bench.model.predictive_metrics(prediction)[metric])
+    if not math.isfinite(value):
+        return Score(math.nan, len(positions), 0.0, "diverged", f"{metric} is {value}")
+    return Score(value, len(positions), 0.0, "ok", "")
+
+
+def _best(records: Sequence[ArmRecord], sign: float) -> ArmRecord | None:
+    usable = [record for record in records if record.status == "ok"]
+    return min(usable, key=lambda record: sign * record.reward, default=None)
+
+
+def _describe(best: ArmRecord | None, metric: str) -> str:
+    return "" if best is None else f"best {metric} {best.reward:.4g}: h={best.step_size:.3g}"

@@ -1,0 +1,259 @@
+"""MAMBA: successive halving over a grid of arms (the paper's Algorithm 1).
+
+Every arm is one chain. In rung i each surviving arm is continued for r_i seconds, scored,
+and the best floor(|S_i| / eta) go on. A chain continues from rung to rung with its whole
+state, and its reward is computed on the whole chain so far; ``score_on="rung"`` restarts
+the auxiliary variables at the chain's last position and scores the new draws only, as the
+paper's published code did.
+
+An arm that fails (diverged, frozen, no draws, out of memory) has no reward: it is never
+promoted, and its record says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from mamba_cli.chain import Budget, Chain, advance
+from mamba_cli.tuners.halving import Rung, draws_to_score, promote, schedule, total_s
+from mamba_cli.tuners.result import Checkpoints, Tuning
+from mamba_cli.tuners.scoring import Score, Scorer
+from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, Reward, SilentReporter
+from mamba_cli.workbench import Workbench
+
+CHECKPOINT = "tuning"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration and its chain; ``earlier_*`` count chains a restart left behind."""
+
+    index: int
+    hyperparameters: Hyperparameters
+    chain: Chain | None = None
+    earlier_s: float = 0.0
+    earlier_steps: int = 0
+    earlier_draws: int = 0
+
+    def restarted(self) -> Arm:
+        """The same arm before a new chain, its counts kept."""
+        if self.chain is None:
+            return self
+        return replace(
+            self,
+            chain=None,
+            earlier_s=self.earlier_s + self.chain.elapsed_s,
+            earlier_steps=self.earlier_steps + self.chain.num_steps,
+            earlier_draws=self.earlier_draws + self.chain.num_draws,
+        )
+
+
+@dataclass
+class Halving:
+    """A MAMBA run in progress: what the rungs share."""
+
+    bench: Workbench
+    reward: Reward
+    rungs: tuple[Rung, ...]
+    max_draws: int
+    score_on: str
+    rng_key: Array
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
+        self.scorer = Scorer(self.bench, self.reward)
+
+    def run_rung(self, number: int, arms: Sequence[Arm]) -> tuple[list[Arm], list[ArmRecord]]:
+        """Continue and score every arm; return those promoted, best first, and the records."""
+        rung = self.rungs[number]
+        num_scored = draws_to_score(rung, self.rungs, self.max_draws)
+        self.reporter.start(
+            f"rung {number + 1}/{len(self.rungs)}: {len(arms)} arms x {rung.seconds:.3g} s",
+            len(arms) * rung.seconds,
+            "s",
+        )
+        scorer_compile_s = self.scorer.warm_up(num_scored)
+        after, records, values = [], [], []
+        best: ArmRecord | None = None
+        for arm in arms:
+            continued, record = self.run_arm(arm, number, rung, num_scored)
+            if not records:
+                record = record._replace(compile_s=record.compile_s + scorer_compile_s)
+            after.append(continued)
+            records.append(record)
+            values.append(self.scorer.sign * record.reward)
+            if promote(values, 1) == [len(values) - 1]:
+                best = record
+            self.reporter.update(rung.seconds, self.describe(best))
+        self.reporter.finish()
+        promoted = promote(values, rung.num_promoted)
+        records = [r._replace(promoted=index in promoted) for index, r in enumerate(records)]
+        return [after[index] for index in promoted], records
+
+    def run_arm(self, arm: Arm, number: int, rung: Rung, num_scored: int) -> tuple[Arm, ArmRecord]:
+        """Continue one arm for the rung's seconds and score it."""
+        compile_s = 0.0
+        try:
+            program, compile_s = self.bench.program(arm.hyperparameters.batch_size)
+            chain, position = arm.chain, self.bench.start
+            if chain is not None and self.score_on == "rung":
+                position, arm, chain = chain.position, arm.restarted(), None
+            if chain is None:
+                key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), number)
+                chain = program.start(key, position, arm.hyperparameters)
+            before_s = chain.elapsed_s
+            chain = advance(program, chain, Budget(seconds=rung.seconds), self.bench.clock)
+            self.bench.seconds.sampling += chain.elapsed_s - before_s
+            chain = chain.compact(2 * num_scored)
+            key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), 1000 + number)
+            score = self.scorer.score(chain, num_scored, key, rung.seconds)
+            arm = replace(arm, chain=chain)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            arm = replace(arm, chain=None)
+            score = Score(float("nan"), 0, 0.0, "out_of_memory", str(error).splitlines()[0])
+        return arm, self.record(arm, number, rung, compile_s, score)
+
+    def record(
+        self, arm: Arm, number: int, rung: Rung, compile_s: float, score: Score
+    ) -> ArmRecord:
+        chain = arm.chain
+        return ArmRecord(
+            rung=number,
+            arm=arm.index,
+            step_size=arm.hyperparameters.step_size,
+            batch_size=arm.hyperparameters.batch_size,
+            num_integration_steps=arm.hyperparameters.num_integration_steps,
+            budget_s=rung.seconds,
+            elapsed_s=arm.earlier_s + (chain.elapsed_s if chain else 0.0),
+            compile_s=compile_s,
+            reward_s=score.reward_s,
+            num_steps=arm.earlier_steps + (chain.num_steps if chain else 0),
+            num_draws=arm.earlier_draws + (chain.num_draws if chain else 0),
+            num_scored=score.num_scored,
+            reward=score.reward,
+            status=score.status,
+            reason=score.reason,
+            promoted=False,
+        )
+
+    def describe(self, best: ArmRecord | None) -> str:
+        if best is None:
+            return "no usable arm yet"
+        length = f", L={best.num_integration_steps}" if best.num_integration_steps > 1 else ""
+        return (
+            f"best {self.reward.name} {best.reward:.4g}: "
+            f"h={best.step_size:.3g}, n={best.batch_size}{length}"
+        )
+
+
+def tune(
+    bench: Workbench,
+    reward: Reward,
+    arms: Sequence[Hyperparameters],
+    *,
+    reduction_factor: int,
+    longest_arm_s: float,
+    max_draws: int,
+    score_on: str,
+    rng_key: Array,
+    store: Checkpoints | None = None,
+    reporter: Reporter | None = None,
+) -> Tuning:
+    """Run MAMBA and return the records of all rungs and the winner.
+
+    Parameters
+    ----------
+    bench
+        The model, its start and its compiled chains.
+    reward
+        What ranks the arms.
+    arms
+        The hyperparameters to choose from; arms of one batch size share a program.
+    reduction_factor
+        eta.
+    longest_arm_s
+        R, the seconds of an arm that reaches the end; compilation and rewards come on top
+        and are reported apart.
+    max_draws
+        Thinned draws scored per arm in the last rung; see ``halving.draws_to_score``.
+    score_on
+        ``"chain"`` or ``"rung"``.
+    rng_key
+        Key of the whole tuning; arm and rung are folded in.
+    store
+        Where finished rungs are kept. A tuning that finds rungs there goes on after them.
+    reporter
+        Told which rung, how many arms and the best so far.
+    """
+    reporter = reporter or SilentReporter()
+    rungs = schedule(len(arms), reduction_factor, longest_arm_s)
+    halving = Halving(bench, reward, rungs, max_draws, score_on, rng_key, reporter)
+    everyone = [Arm(index, hyperparameters) for index, hyperparameters in enumerate(arms)]
+    records, surviving, first = _resume(store, bench, everyone)
+    if first:
+        reporter.message(f"resuming after rung {first}/{len(rungs)}: {len(surviving)} arms left")
+    else:
+        reporter.message(
+            f"{len(arms)} arms, {len(rungs)} rungs, {total_s(rungs):.1f} s of sampling in all"
+        )
+    for number in range(first, len(rungs)):
+        if not surviving:
+            break
+        surviving, of_rung = halving.run_rung(number, surviving)
+        records = records + of_rung
+        if store is not None:
+            store.write_tuning(records)
+            _save(store, bench, number + 1, surviving)
+    winners = [r for r in records if r.rung == len(rungs) - 1 and r.promoted]
+    return Tuning(records, winners[0] if winners else None)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on the device."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _save(store: Checkpoints, bench: Workbench, next_rung: int, arms: Sequence[Arm]) -> None:
+    arrays: dict[str, np.ndarray] = {}
+    for arm in arms:
+        assert arm.chain is not None
+        program, _ = bench.program(arm.hyperparameters.batch_size)
+        for name, array in program.to_arrays(arm.chain).items():
+            arrays[f"arm-{arm.index}/{name}"] = array
+    counts = [[a.index, a.earlier_s, a.earlier_steps, a.earlier_draws] for a in arms]
+    store.save_checkpoint(CHECKPOINT, arrays, {"next_rung": next_rung, "arms": counts})
+
+
+def _resume(
+    store: Checkpoints | None, bench: Workbench, arms: Sequence[Arm]
+) -> tuple[list[ArmRecord], list[Arm], int]:
+    """Records of the finished rungs, the arms that go on, and the number of the next rung."""
+    saved = store.load_checkpoint(CHECKPOINT) if store is not None else None
+    if store is None or saved is None:
+        return [], list(arms), 0
+    arrays, meta = saved
+    next_rung = int(meta["next_rung"])
+    surviving = []
+    for index, earlier_s, earlier_steps, earlier_draws in meta["arms"]:
+        arm = arms[index]
+        program, _ = bench.program(arm.hyperparameters.batch_size)
+        prefix = f"arm-{index}/"
+        own = {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)}
+        chain = program.from_arrays(own, arm.hyperparameters, bench.start)
+        surviving.append(
+            replace(
+                arm,
+                chain=chain,
+                earlier_s=earlier_s,
+                earlier_steps=earlier_steps,
+                earlier_draws=earlier_draws,
+            )
+        )
+    records = [record for record in store.read_tuning() if record.rung < next_rung]
+    return records, surviving, next_rung

@@ -1,0 +1,103 @@
+"""From a chain to a reward, or to the reason why it has none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mamba_cli.chain import Chain
+from mamba_cli.types import Array, Reward, ScoredDraws
+from mamba_cli.workbench import Workbench
+
+
+class Score(NamedTuple):
+    """``reward`` is NaN unless ``status`` is ok; ``reward_s`` includes the gradients."""
+
+    reward: float
+    num_scored: int
+    reward_s: float
+    status: str
+    reason: str
+
+
+def failure(chain: Chain, budget_s: float | None = None) -> tuple[str, str] | None:
+    """Why a chain cannot be scored, as (status, reason), or None.
+
+    An arm needs two draws: with one, a chain that moves cannot be told from a frozen one.
+    """
+    if chain.nonfinite_step is not None:
+        return "diverged", f"position not finite at step {chain.nonfinite_step}"
+    if chain.num_draws < 2:
+        within = "" if budget_s is None else f" in {budget_s:.3g} s"
+        return "no_draws", (
+            f"{chain.num_draws} draws from {chain.num_steps} gradient steps{within}, 2 are needed"
+        )
+    return None
+
+
+def is_constant(positions: np.ndarray) -> bool:
+    """Whether no coordinate moved: steps below the resolution of float32."""
+    return bool(np.all(positions == positions[0]))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Applies a reward to chains, with full-data or the sampler's own gradients."""
+
+    bench: Workbench
+    reward: Reward
+
+    @property
+    def sign(self) -> float:
+        """Times the reward gives a number of which lower is better."""
+        return -1.0 if self.reward.higher_is_better else 1.0
+
+    def warm_up(self, num_draws: int) -> float:
+        """Compile what scoring ``num_draws`` draws needs; return the seconds it took."""
+        bench, began = self.bench, self.bench.clock()
+        rng = np.random.default_rng(0)
+        noise = rng.standard_normal((num_draws, len(bench.start))).astype(np.float32)
+        if self.reward.gradients == "full":
+            bench.scores(bench.start[None])
+        self.reward(_draws(bench.start + np.float32(1e-3) * noise, -noise, jax.random.key(0)))
+        elapsed_s = bench.clock() - began
+        bench.seconds.compile += elapsed_s
+        return elapsed_s
+
+    def score(
+        self, chain: Chain, num_draws: int, rng_key: Array, budget_s: float | None = None
+    ) -> Score:
+        """The reward of ``chain`` on at most ``num_draws`` thinned draws."""
+        bench, began = self.bench, self.bench.clock()
+        failed = failure(chain, budget_s)
+        if failed is not None:
+            return Score(math.nan, 0, 0.0, *failed)
+        positions, scores = chain.thinned(num_draws)
+        if is_constant(positions):
+            reason = f"all {chain.num_draws} draws are equal: the step size is too small to move"
+            return Score(math.nan, 0, bench.clock() - began, "frozen", reason)
+        if self.reward.gradients == "full":
+            scores = bench.scores(positions)
+        gradients_s = bench.clock() - began
+        value = float(self.reward(_draws(positions, scores, rng_key)))
+        elapsed_s = bench.clock() - began
+        bench.seconds.gradients += gradients_s
+        bench.seconds.reward += elapsed_s - gradients_s
+        if not math.isfinite(value):
+            reason = f"{self.reward.name} is {value} on draws as far as {_reach(chain, positions)}"
+            return Score(math.nan, len(positions), elapsed_s, "diverged", reason)
+        return Score(value, len(positions), elapsed_s, "ok", "")
+
+
+def _draws(positions: np.ndarray, scores: np.ndarray, rng_key: Array) -> ScoredDraws:
+    return ScoredDraws(jnp.asarray(positions), jnp.asarray(scores), rng_key)
+
+
+def _reach(chain: Chain, positions: np.ndarray) -> str:
+    distance = np.max(np.abs(positions.astype(np.float64) - np.asarray(chain.carry.origin)))
+    return f"{distance:.3g} from the start in one coordinate"
