@@ -32,7 +32,6 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, get_type_hints
 
 import jax
-import jaxlib
 import numpy as np
 from omegaconf import OmegaConf
 
@@ -938,7 +937,7 @@ def machine() -> dict[str, Any]:
             "mamba-cli": _version("mamba-cli"),
             "python": platform.python_version(),
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": _version("jaxlib"),
             "numpy": np.__version__,
             "numpyro": _version("numpyro"),
             "optax": _version("optax"),
@@ -1001,19 +1000,18 @@ def provenance(
     """
     spent = dict(seconds or {})
     stages = [*TIMED_STAGES, *(stage for stage in spent if stage not in TIMED_STAGES)]
-    return plain(
-        {
-            "budget": budget,
-            "paper_size": budget == "paper" if paper_size is None else paper_size,
-            "seed": config.get("seed"),
-            "start": start,
-            "end": end,
-            "seconds": {stage: spent.get(stage) for stage in stages},
-            "reward": reward,
-            "num_concurrent_jobs": num_concurrent_jobs,
-            **machine(),
-            "git": git_revision(),
-            "data_digests": data_digests or {},
-            "config": config,
-        }
-    )
+    values = {
+        "budget": budget,
+        "paper_size": budget == "paper" if paper_size is None else paper_size,
+        "seed": config.get("seed"),
+        "start": start,
+        "end": end,
+        "seconds": {stage: spent.get(stage) for stage in stages},
+        "reward": reward,
+        "num_concurrent_jobs": num_concurrent_jobs,
+        **machine(),
+        "git": git_revision(),
+        "data_digests": data_digests or {},
+        "config": config,
+    }
+    return {key: plain(value) for key, value in values.items()}

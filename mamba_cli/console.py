@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _INDENT = "      "
-# "spent" and "left" because "00:12<00:34" has to be learnt; whole numbers for counts.
-_BAR_FORMAT = (
-    "{{l_bar}}{{bar:20}}| {{n:{0}}}/{{total:{0}}} {{unit}}, "
-    "{{elapsed}} spent, {{remaining}} left{{postfix}}"
-)
+# The bar gives way to the note where the terminal is narrow.
+_BAR_FORMAT = "{{l_bar}}{{bar}}| {{n:{0}}}/{{total:{0}}} {{unit}}, {{remaining}} left{{postfix}}"
 
 # What a terminal without UTF-8 shows instead.
 _ASCII = str.maketrans(
@@ -267,8 +264,7 @@ class Console:
             total=total if known else None,
             desc=_INDENT + description,
             unit=unit,
-            # tqdm asks for a TextIO and uses write, flush, isatty, fileno and encoding of it.
-            file=self._stream,  # type: ignore[arg-type]
+            file=self._stream,
             dynamic_ncols=self._stream.knows_its_size(),
             ncols=None if self._stream.knows_its_size() else 80,
             nrows=None if self._stream.knows_its_size() else 24,
