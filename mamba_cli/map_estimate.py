@@ -487,9 +487,7 @@ def _lbfgs(
     def loss(position: Array, blocks: RowBlocks, reference: PyTree) -> Array:
         return -_relative_value_and_gradient(model, position, blocks, reference)[0]
 
-    def forward(
-        position: Array, blocks: RowBlocks, reference: PyTree
-    ) -> tuple[Array, tuple[Array, PyTree]]:
+    def forward(position: Array, blocks: RowBlocks, reference: PyTree) -> tuple[Array, Array]:
         value, gradient = _relative_value_and_gradient(model, position, blocks, reference)
         return -value, -gradient
 

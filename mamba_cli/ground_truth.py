@@ -1,0 +1,887 @@
+"""The ground truth: NumPyro's NUTS on all rows, its diagnostics, its cache.
+
+The sampler moves in coordinates z with theta = m + A z, m the MAP. Whitened by the Laplace
+approximation there, A = L^-T with L L^T the Hessian, the posterior of z is nearly N(0, I): a step
+size and an identity mass matrix fit all directions at once.
+
+NUTS compares energies whose differences are of order 1, while the log density of a million rows is
+of order 1e5, where float32 resolves 0.01. So the potential is the difference to the MAP, taken row
+by row before anything is summed:
+
+    U(z) = -sum_i [l_i(m + A z) - l_i(m)] - [log p(m + A z) - log p(m)].
+
+One pass over the data gives value and gradient, for all chains: the rows come in blocks that stay
+in the cache while one chain after the other uses them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer.hmc import hmc
+
+from mamba_cli import artifacts, map_estimate
+from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.map_estimate import RowBlocks
+from mamba_cli.types import Array, Model, PyTree, Reporter, SilentReporter
+
+ALGORITHM_VERSION = 1
+"""Part of the digest: raised when the draws would follow another law, or moments be others."""
+
+MAX_DENSE_DIM = 1000
+"""Above this a Hessian is too large: chains start from an isotropic spread, unwhitened."""
+
+SILENT = SilentReporter()
+
+
+class DigestedModel(Model, Protocol):
+    """A model that can say which posterior it is."""
+
+    @property
+    def digest(self) -> str:
+        """Sha256 of everything the posterior depends on: data and hyperparameters."""
+        ...
+
+
+def _require(name: str, value: object, allowed: bool, what: str) -> None:
+    if not allowed:
+        raise ConfigError(f"ground_truth.{name}={value}: must be {what}")
+
+
+@dataclass(frozen=True)
+class NutsSettings:
+    """What is asked of the ground truth.
+
+    Attributes
+    ----------
+    num_draws
+        Draws after warm-up over all chains together; rounded up to a multiple of ``num_chains``.
+    num_warmup
+        Steps of adaptation of each chain, not kept.
+    num_chains
+        Chains, from over-dispersed starts; at least two, so that R-hat means something.
+    seed
+        Of the starts and the chains.
+    whiten
+        Sample in coordinates whitened by the Laplace approximation.
+    target_accept, max_tree_depth
+        Of NUTS.
+    start_scale
+        Standard deviation of the starts, in units of the posterior's.
+    max_r_hat, min_ess
+        Largest split R-hat and smallest bulk or tail effective sample size, over all coordinates,
+        of a result that may be used.
+    block_draws
+        Draws per chain between two checkpoints. Changes no draw.
+    max_stored_bytes
+        Draws beyond this are thinned for R-hat and ESS. Moments are always those of all draws.
+    """
+
+    num_draws: int = 20_000
+    num_warmup: int = 1_000
+    num_chains: int = 4
+    seed: int = 0
+    whiten: bool = True
+    target_accept: float = 0.8
+    max_tree_depth: int = 10
+    start_scale: float = 1.5
+    max_r_hat: float = 1.01
+    min_ess: float = 400.0
+    block_draws: int = 50
+    max_stored_bytes: int = 512 * 1024**2
+
+    def __post_init__(self) -> None:
+        _require("num_chains", self.num_chains, self.num_chains >= 2, "an integer, at least 2")
+        _require(
+            "num_draws",
+            self.num_draws,
+            self.num_draws >= 4 * self.num_chains,
+            f"an integer, at least 4 for each of the {self.num_chains} chains",
+        )
+        _require("num_warmup", self.num_warmup, self.num_warmup >= 1, "an integer, at least 1")
+        _require("max_r_hat", self.max_r_hat, self.max_r_hat > 1, "a number above 1")
+        _require("min_ess", self.min_ess, self.min_ess > 0, "a number above 0")
+        _require("start_scale", self.start_scale, self.start_scale > 0, "a number above 0")
+        _require("block_draws", self.block_draws, self.block_draws >= 1, "an integer, at least 1")
+        _require(
+            "max_tree_depth",
+            self.max_tree_depth,
+            self.max_tree_depth >= 1,
+            "an integer, at least 1",
+        )
+        _require("target_accept", self.target_accept, 0 < self.target_accept < 1, "between 0 and 1")
+
+    @property
+    def draws_per_chain(self) -> int:
+        return -(-self.num_draws // self.num_chains)
+
+
+DEFAULT_SETTINGS = NutsSettings()
+
+# Settings that decide whether a result is good enough, or when it is saved; not which it is.
+_WITHOUT_EFFECT = ("max_r_hat", "min_ess", "block_draws", "max_stored_bytes")
+
+
+class GroundTruth(NamedTuple):
+    """Moments of the posterior and the diagnostics of the chains that gave them.
+
+    ``elapsed_s`` is the time of sampling, of which ``warmup_s`` was warm-up, without ``compile_s``;
+    ``ess_per_s`` is the smallest bulk ESS over the seconds after warm-up. ``num_leapfrogs`` and
+    ``mean_accept`` count the draws after warm-up, over all chains.
+    """
+
+    mean: np.ndarray  # [dim]
+    std: np.ndarray  # [dim]
+    r_hat: np.ndarray  # [dim], split R-hat
+    ess_bulk: np.ndarray  # [dim], of rank-normalised draws
+    ess_tail: np.ndarray  # [dim], the smaller of both 5 % tails
+    num_draws: int
+    num_chains: int
+    num_warmup: int
+    num_divergences: int
+    num_leapfrogs: int
+    mean_accept: float
+    step_sizes: tuple[float, ...]  # one per chain
+    elapsed_s: float
+    warmup_s: float
+    compile_s: float
+    ess_per_s: float
+    digest: str
+    provenance: dict[str, Any]
+
+
+def digest(model: DigestedModel, settings: NutsSettings) -> str:
+    """First 16 hex digits of the sha256 of everything the ground truth depends on.
+
+    That is the model with its data and hyperparameters, the settings that change draws, the seed,
+    and the version of this algorithm. Not the MAP: it changes the coordinates, not the posterior.
+    """
+    chosen = {k: v for k, v in asdict(settings).items() if k not in _WITHOUT_EFFECT}
+    question = {
+        "algorithm": ALGORITHM_VERSION,
+        "model": model.name,
+        "model_digest": model.digest,
+        "settings": chosen,
+    }
+    return hashlib.sha256(artifacts.to_json(question).encode()).hexdigest()[:16]
+
+
+# --- the potential ------------------------------------------------------------------------------
+
+
+class Coordinates(NamedTuple):
+    """theta = centre + matrix @ z; no matrix is the identity."""
+
+    centre: np.ndarray  # [dim], float32
+    matrix: np.ndarray | None  # [dim, dim], float32
+
+    def positions(self, z: np.ndarray) -> np.ndarray:
+        """Positions ``[..., dim]`` in float64."""
+        moved = np.asarray(z, np.float64)
+        if self.matrix is not None:
+            moved = moved @ np.asarray(self.matrix, np.float64).T
+        return self.centre.astype(np.float64) + moved
+
+
+class Target(NamedTuple):
+    """All arrays of the potential: passed to the compiled programs, never captured."""
+
+    centre: Array  # [dim]
+    matrix: Array | None  # [dim, dim]
+    blocks: RowBlocks
+    row_reference: Array  # [num_blocks, block_rows], log likelihood of each row at the centre
+    prior_reference: Array  # [], log prior at the centre
+
+
+def laplace_matrix(hessian: np.ndarray) -> np.ndarray:
+    """A = L^-T with L L^T the Hessian, so that A A^T is the Laplace covariance, ``[dim, dim]``.
+
+    Raises
+    ------
+    NothingUsableError
+        The Hessian is not positive definite.
+    """
+    try:
+        factor = np.linalg.cholesky(hessian)
+    except np.linalg.LinAlgError as error:
+        smallest = float(np.linalg.eigvalsh(hessian)[0])
+        raise NothingUsableError(
+            f"ground truth: the Hessian at the MAP is not positive definite (smallest eigenvalue "
+            f"{smallest:.3g}), so there is no Laplace approximation to whiten by; "
+            f"set ground_truth.whiten=false"
+        ) from error
+    return np.linalg.inv(factor).T
+
+
+def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks) -> Target:
+    """The potential's arrays for positions around ``coordinates.centre``."""
+    centre = jnp.asarray(coordinates.centre)
+    matrix = None if coordinates.matrix is None else jnp.asarray(coordinates.matrix)
+
+    @jax.jit
+    def reference(centre: Array, columns: PyTree) -> Array:
+        of_block = partial(map_estimate.row_log_likelihoods, model, centre)
+        return lax.map(of_block, columns)
+
+    rows = reference(centre, blocks.columns)
+    return Target(centre, matrix, blocks, rows, jnp.asarray(model.log_prior(centre)))
+
+
+def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Array, Array]:
+    """U ``[num_chains]`` and dU/dz ``[num_chains, dim]`` at ``z`` ``[num_chains, dim]``, one pass.
+
+    Chains are taken one after the other within a block, in code of their own: a batched product
+    puts the chains on the fastest axis, where XLA's vector code is several times slower.
+    """
+    shift = z if target.matrix is None else z @ target.matrix.T
+    positions = target.centre + shift
+
+    def log_likelihoods(block: tuple[RowBlocks, Array]) -> PyTree:
+        def likelihood(position: Array) -> Array:
+            return map_estimate.block_log_likelihood(model, position, *block[0], reference=block[1])
+
+        results = [jax.value_and_grad(likelihood)(position) for position in positions]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+    blocks = (target.blocks, target.row_reference)
+    (likelihood, gradient), _ = map_estimate.compensated_sum(log_likelihoods, blocks)
+    prior, prior_gradient = jax.vmap(jax.value_and_grad(model.log_prior))(positions)
+    values = likelihood + (prior - target.prior_reference)
+    gradients = gradient + prior_gradient
+    return -values, -(gradients if target.matrix is None else gradients @ target.matrix)
+
+
+def potential_fn(model: Model, target: Target) -> Callable[[Array], Array]:
+    """U(z) for one chain ``[dim]``, whose ``vmap`` reads the data once for all chains.
+
+    Its derivative is the gradient that came with the value: nothing is stored for a backward pass.
+    """
+
+    @custom_vmap
+    def value_and_gradient(z: Array, target: Target) -> tuple[Array, Array]:
+        values, gradients = potentials_and_gradients(model, target, z[None])
+        return values[0], gradients[0]
+
+    @value_and_gradient.def_vmap
+    def _all_chains(
+        axis_size: int, in_batched: list[Any], z: Array, target: Target
+    ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+        assert in_batched[0], "the data are shared, the positions are not"
+        return potentials_and_gradients(model, target, z), (True, True)
+
+    @jax.custom_vjp
+    def potential(z: Array) -> Array:
+        return value_and_gradient(z, target)[0]
+
+    potential.defvjp(
+        lambda z: value_and_gradient(z, target),
+        lambda gradient, cotangent: (cotangent * gradient,),
+    )
+    return potential
+
+
+# --- sampling -----------------------------------------------------------------------------------
+
+
+class Samples(NamedTuple):
+    """What the chains did after warm-up.
+
+    ``draws`` are positions, every ``thinning``-th draw of each chain; moments and counts are those
+    of all draws.
+    """
+
+    draws: np.ndarray  # [num_chains, num_kept, dim], float64
+    thinning: int
+    mean: np.ndarray  # [dim]
+    std: np.ndarray  # [dim]
+    num_divergences: int
+    num_leapfrogs: int
+    mean_accept: float
+    step_sizes: tuple[float, ...]  # one per chain
+    elapsed_s: float
+    warmup_s: float
+    compile_s: float
+
+
+@dataclass
+class _Progress:
+    """How far the chains are, and the running moments of their draws."""
+
+    mean: np.ndarray  # [dim]
+    squares: np.ndarray  # [dim], sum of squared deviations from the mean
+    num_steps: int = 0  # of each chain, warm-up included
+    num_blocks: int = 0
+    num_moments: int = 0  # draws in the moments, over all chains
+    num_leapfrogs: int = 0
+    num_divergences: int = 0
+    sum_accept: float = 0.0
+    elapsed_s: float = 0.0
+    warmup_s: float = 0.0
+    compile_s: float = 0.0
+
+    def add_moments(self, positions: np.ndarray) -> None:
+        """Merge ``[n, dim]`` positions (Chan, Golub and LeVeque, 1983)."""
+        count = len(positions)
+        mean = positions.mean(axis=0)
+        shift = mean - self.mean
+        total = self.num_moments + count
+        self.squares += ((positions - mean) ** 2).sum(axis=0)
+        self.squares += shift**2 * (self.num_moments * count / total)
+        self.mean += shift * (count / total)
+        self.num_moments = total
+
+    def counters(self) -> dict[str, int | float]:
+        return {k: v for k, v in vars(self).items() if not isinstance(v, np.ndarray)}
+
+
+class _Block(NamedTuple):
+    """What a block of steps did; counts are over all chains."""
+
+    z: Array  # [block_draws, num_chains, dim], float32
+    num_leapfrogs: Array  # [], int32
+    sum_accept: Array  # []
+    num_divergences: Array  # [], int32
+
+
+class _Programs(NamedTuple):
+    init: Callable[[Array, Array, Target], PyTree]
+    advance: Callable[[PyTree, Target, Array], tuple[PyTree, _Block]]
+    state_like: PyTree  # shapes and types of the state of all chains
+
+
+def sample(
+    model: Model,
+    map_position: Array,
+    settings: NutsSettings,
+    *,
+    checkpoint_dir: Path | None = None,
+    question: str = "",
+    reporter: Reporter = SILENT,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Samples:
+    """Run NUTS in blocks of draws, saving the whole state after each.
+
+    Parameters
+    ----------
+    model, map_position, settings
+        The posterior, the centre of the coordinates, and what is asked.
+    checkpoint_dir
+        Where blocks are saved; ``None`` saves nothing. A run that finds its own blocks there goes
+        on after the last, and its draws are those of a run without interruption, bit for bit.
+    question
+        The digest that a checkpoint must carry to be taken up.
+    reporter, clock
+        Progress in draws, warm-up included; seconds.
+
+    Raises
+    ------
+    NothingUsableError
+        The Hessian at the MAP is not positive definite, or a chain starts where the potential is
+        not finite.
+    StorageError
+        A block could not be saved.
+    """
+    blocks = map_estimate.row_blocks(model.data, model.num_data)
+    saved = None if checkpoint_dir is None else _load_checkpoint(checkpoint_dir, question)
+    key_start, key_chains = jax.random.split(jax.random.key(settings.seed))
+    if saved is None:
+        coordinates, starts = _coordinates_and_starts(
+            model, map_position, blocks, settings, key_start
+        )
+    else:
+        coordinates, starts = saved.coordinates, np.zeros((settings.num_chains, model.dim))
+    target = make_target(model, coordinates, blocks)
+    keys = jax.random.split(key_chains, settings.num_chains)
+
+    start_s = clock()
+    programs = _compile(model, keys, jnp.asarray(starts, jnp.float32), target, settings)
+    if saved is None:
+        progress = _Progress(np.zeros(model.dim), np.zeros(model.dim))
+        kept: list[np.ndarray] = []
+        state = programs.init(keys, jnp.asarray(starts, jnp.float32), target)
+        _check_starts(model, np.asarray(state.potential_energy))
+    else:
+        progress, kept = saved.progress, saved.kept
+        state = _unpack(programs.state_like, saved.leaves)
+    progress.compile_s += clock() - start_s
+
+    total_steps = settings.num_warmup + settings.draws_per_chain
+    thinning = _thinning(model.dim, settings)
+    reporter.start("ground truth: NUTS", settings.num_chains * total_steps, "draws")
+    try:
+        if progress.num_steps:
+            reporter.update(settings.num_chains * progress.num_steps, "taken up again")
+        while progress.num_steps < total_steps:
+            state, z = _advance_block(programs, state, target, settings, progress, clock)
+            first = progress.num_steps - settings.num_warmup - len(z)
+            if first >= 0:
+                progress.add_moments(coordinates.positions(z).reshape(-1, model.dim))
+                kept.append(z[-first % thinning :: thinning])
+            if checkpoint_dir is not None:
+                _save_checkpoint(checkpoint_dir, question, coordinates, state, progress, kept)
+            reporter.update(settings.num_chains * len(z), _note(state, z, progress, settings))
+    finally:
+        reporter.finish()
+    return _samples(coordinates, state, progress, kept, thinning, settings)
+
+
+def _coordinates_and_starts(
+    model: Model, map_position: Array, blocks: RowBlocks, settings: NutsSettings, rng_key: Array
+) -> tuple[Coordinates, np.ndarray]:
+    """The coordinates, and over-dispersed starts in them ``[num_chains, dim]``.
+
+    The starts are drawn from the Laplace approximation widened by ``start_scale``, whitened or not;
+    above ``MAX_DENSE_DIM`` from an isotropic Gaussian with its mean curvature.
+    """
+    centre = np.asarray(map_position, np.float32)
+    key_normal, key_trace = jax.random.split(rng_key)
+    normal = np.asarray(jax.random.normal(key_normal, (settings.num_chains, model.dim)))
+    normal = normal.astype(np.float64) * settings.start_scale
+    if model.dim > MAX_DENSE_DIM:
+        if settings.whiten:
+            raise ConfigError(
+                f"ground_truth.whiten=true: model {model.name} has {model.dim} dimensions; allowed "
+                f"up to {MAX_DENSE_DIM}, set ground_truth.whiten=false"
+            )
+        trace = map_estimate.hessian_trace(
+            model, jnp.asarray(centre), blocks, key_trace, num_probes=8
+        )
+        return Coordinates(centre, None), normal * math.sqrt(model.dim / max(trace, model.dim))
+    matrix = laplace_matrix(map_estimate.hessian(model, jnp.asarray(centre), blocks=blocks))
+    if settings.whiten:
+        return Coordinates(centre, matrix.astype(np.float32)), normal
+    return Coordinates(centre, None), normal @ matrix.T
+
+
+def _check_starts(model: Model, potentials: np.ndarray) -> None:
+    if not np.all(np.isfinite(potentials)):
+        raise NothingUsableError(
+            f"ground truth of {model.name}: the potential at the starts of the chains is "
+            f"{potentials.tolist()}, it must be finite; check the data and the MAP"
+        )
+
+
+def _compile(
+    model: Model, keys: Array, starts: Array, target: Target, settings: NutsSettings
+) -> _Programs:
+    """Compile both programs ahead, so that sampling time has no compilation in it."""
+    init_kernel, sample_kernel = hmc(
+        potential_fn_gen=lambda target: potential_fn(model, target), algo="NUTS"
+    )
+
+    @jax.jit
+    def init(keys: Array, starts: Array, target: Target) -> PyTree:
+        def of_chain(key: Array, start: Array) -> PyTree:
+            return init_kernel(
+                start,
+                settings.num_warmup,
+                target_accept_prob=settings.target_accept,
+                max_tree_depth=settings.max_tree_depth,
+                model_args=(target,),
+                rng_key=key,
+            )
+
+        return jax.tree.map(_strongly_typed, jax.vmap(of_chain)(keys, starts))
+
+    # Also tells NumPyro's kernel how long the warm-up is, which it keeps outside the state.
+    state_like = jax.eval_shape(init, keys, starts, target)
+    num_chains, dim = starts.shape
+
+    @jax.jit
+    def advance(state: PyTree, target: Target, num_steps: Array) -> tuple[PyTree, _Block]:
+        def step(index: Array, carry: tuple[PyTree, _Block]) -> tuple[PyTree, _Block]:
+            state, block = carry
+            state = jax.vmap(lambda s: sample_kernel(s, model_args=(target,)))(state)
+            return state, _Block(
+                block.z.at[index].set(state.z),
+                block.num_leapfrogs + jnp.sum(state.num_steps),
+                block.sum_accept + jnp.sum(state.accept_prob),
+                block.num_divergences + jnp.sum(state.diverging.astype(jnp.int32)),
+            )
+
+        zero = jnp.zeros((), jnp.int32)
+        z = jnp.zeros((settings.block_draws, num_chains, dim), jnp.float32)
+        return lax.fori_loop(0, num_steps, step, (state, _Block(z, zero, jnp.zeros(()), zero)))
+
+    limit = jnp.zeros((), jnp.int32)
+    compiled = advance.lower(state_like, target, limit).compile()
+    return _Programs(init, compiled, state_like)
+
+
+def _strongly_typed(leaf: Array) -> Array:
+    """Without JAX's weak types, which a state read from disk cannot have."""
+    return leaf if _is_key(leaf) else jnp.asarray(leaf, leaf.dtype)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _advance_block(
+    programs: _Programs,
+    state: PyTree,
+    target: Target,
+    settings: NutsSettings,
+    progress: _Progress,
+    clock: Callable[[], float],
+) -> tuple[PyTree, np.ndarray]:
+    """One block of warm-up or of draws, never of both: the state and z ``[steps, chains, dim]``."""
+    warming = progress.num_steps < settings.num_warmup
+    end = settings.num_warmup + (0 if warming else settings.draws_per_chain)
+    num_steps = min(settings.block_draws, end - progress.num_steps)
+    start_s = clock()
+    state, block = programs.advance(state, target, jnp.asarray(num_steps, jnp.int32))
+    z = np.asarray(block.z)[:num_steps]
+    seconds = clock() - start_s
+    progress.elapsed_s += seconds
+    progress.num_steps += num_steps
+    progress.num_blocks += 1
+    if warming:
+        progress.warmup_s += seconds
+    else:
+        progress.num_leapfrogs += int(block.num_leapfrogs)
+        progress.num_divergences += int(block.num_divergences)
+        progress.sum_accept += float(block.sum_accept)
+    return state, z
+
+
+def _thinning(dim: int, settings: NutsSettings) -> int:
+    num_bytes = 4 * settings.num_chains * settings.draws_per_chain * dim
+    return max(1, -(-num_bytes // settings.max_stored_bytes))
+
+
+def _note(state: PyTree, z: np.ndarray, progress: _Progress, settings: NutsSettings) -> str:
+    step_size = float(np.mean(np.asarray(state.adapt_state.step_size)))
+    if not progress.num_moments:
+        return f"warm-up, step size {step_size:.2g}"
+    leapfrogs = progress.num_leapfrogs / progress.num_moments
+    note = f"step size {step_size:.2g}, {leapfrogs:.1f} leapfrogs a draw"
+    divergences = progress.num_divergences
+    return f"{note}, {divergences} divergences" if divergences else note
+
+
+def _samples(
+    coordinates: Coordinates,
+    state: PyTree,
+    progress: _Progress,
+    kept: Sequence[np.ndarray],
+    thinning: int,
+    settings: NutsSettings,
+) -> Samples:
+    z = np.concatenate(kept).swapaxes(0, 1)
+    return Samples(
+        draws=coordinates.positions(z),
+        thinning=thinning,
+        mean=progress.mean,
+        std=np.sqrt(progress.squares / (progress.num_moments - 1)),
+        num_divergences=progress.num_divergences,
+        num_leapfrogs=progress.num_leapfrogs,
+        mean_accept=progress.sum_accept / progress.num_moments,
+        step_sizes=tuple(np.asarray(state.adapt_state.step_size).tolist()),
+        elapsed_s=progress.elapsed_s,
+        warmup_s=progress.warmup_s,
+        compile_s=progress.compile_s,
+    )
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+class _Checkpoint(NamedTuple):
+    coordinates: Coordinates
+    progress: _Progress
+    leaves: list[np.ndarray]
+    kept: list[np.ndarray]
+
+
+def _state_path(folder: Path) -> Path:
+    return folder / "state.npz"
+
+
+def _draws_path(folder: Path, index: int) -> Path:
+    return folder / f"draws-{index:05d}.npz"
+
+
+def _save_checkpoint(
+    folder: Path,
+    question: str,
+    coordinates: Coordinates,
+    state: PyTree,
+    progress: _Progress,
+    kept: Sequence[np.ndarray],
+) -> None:
+    """Save the last block's draws, then the state that counts them.
+
+    A run killed between the two leaves draws that the state does not know of; they are written
+    again, the same. Earlier draws are never rewritten.
+    """
+    if kept:
+        artifacts.write_arrays(_draws_path(folder, len(kept) - 1), {"z": kept[-1]}, {})
+    arrays = {
+        "centre": coordinates.centre,
+        "mean": progress.mean,
+        "squares": progress.squares,
+        **{f"leaf_{i:03d}": leaf for i, leaf in enumerate(_pack(state))},
+    }
+    if coordinates.matrix is not None:
+        arrays["matrix"] = coordinates.matrix
+    meta = {"question": question, "num_kept": len(kept), "progress": progress.counters()}
+    artifacts.write_arrays(_state_path(folder), arrays, meta)
+
+
+def _load_checkpoint(folder: Path, question: str) -> _Checkpoint | None:
+    """The last state saved in ``folder``; ``None`` where there is none, or it cannot be used."""
+    found = artifacts.read_arrays(_state_path(folder))
+    if found is None:
+        return None
+    arrays, meta = found
+    if meta.get("question") != question:
+        return None
+    kept = []
+    for index in range(meta["num_kept"]):
+        block = artifacts.read_arrays(_draws_path(folder, index))
+        if block is None:
+            return None
+        kept.append(block[0]["z"])
+    progress = _Progress(arrays["mean"], arrays["squares"], **meta["progress"])
+    leaves = [arrays[name] for name in sorted(arrays) if name.startswith("leaf_")]
+    return _Checkpoint(Coordinates(arrays["centre"], arrays.get("matrix")), progress, leaves, kept)
+
+
+def _pack(state: PyTree) -> list[np.ndarray]:
+    """The state's leaves as arrays of numbers; random keys as their raw data."""
+    return [
+        np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        for leaf in jax.tree.leaves(state)
+    ]
+
+
+def _unpack(state_like: PyTree, leaves: Sequence[np.ndarray]) -> PyTree:
+    """The inverse of ``_pack``, for a state of the shapes and types of ``state_like``."""
+    like, structure = jax.tree.flatten(state_like)
+    assert len(like) == len(leaves), "the checkpoint is of another version of the sampler"
+    restored = [
+        jax.random.wrap_key_data(jnp.asarray(leaf)) if _is_key(shape) else jnp.asarray(leaf)
+        for shape, leaf in zip(like, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, restored)
+
+
+# --- diagnostics --------------------------------------------------------------------------------
+
+
+def bulk_and_tail_ess(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Effective sample sizes ``[dim]`` of draws ``[num_chains, num_draws, dim]``.
+
+    Bulk: of the normal scores of the ranks, over split chains. Tail: the smaller of those of the
+    indicators of the lowest and the highest 5 % (Vehtari et al., 2021, eq. 13 and section 4.3).
+    A coordinate that never moves has NaN.
+    """
+    half = draws.shape[1] // 2
+    split = np.concatenate([draws[:, :half], draws[:, -half:]])
+    flat = split.reshape(-1, split.shape[-1])
+    ranks = flat.argsort(axis=0).argsort(axis=0) + 1.0
+    uniform = (ranks - 0.375) / (len(flat) + 0.25)
+    scores = np.asarray(jax.scipy.special.ndtri(uniform), np.float64).reshape(split.shape)
+    frozen = np.ptp(flat, axis=0) == 0
+    low, high = np.quantile(flat, [0.05, 0.95], axis=0)
+    tails = [(split <= low).astype(np.float64), (split >= high).astype(np.float64)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bulk = effective_sample_size(scores)
+        tail = np.minimum(*[effective_sample_size(indicator) for indicator in tails])
+    return np.where(frozen, np.nan, bulk), np.where(frozen, np.nan, tail)
+
+
+def diagnose(
+    model: DigestedModel, settings: NutsSettings, samples: Samples, finished: datetime.datetime
+) -> GroundTruth:
+    """Moments, R-hat, ESS and provenance of ``samples``."""
+    ess_bulk, ess_tail = bulk_and_tail_ess(samples.draws)
+    sampling_s = samples.elapsed_s - samples.warmup_s
+    return GroundTruth(
+        mean=samples.mean,
+        std=samples.std,
+        r_hat=np.asarray(split_gelman_rubin(samples.draws)),
+        ess_bulk=ess_bulk,
+        ess_tail=ess_tail,
+        num_draws=settings.num_chains * settings.draws_per_chain,
+        num_chains=settings.num_chains,
+        num_warmup=settings.num_warmup,
+        num_divergences=samples.num_divergences,
+        num_leapfrogs=samples.num_leapfrogs,
+        mean_accept=samples.mean_accept,
+        step_sizes=samples.step_sizes,
+        elapsed_s=samples.elapsed_s,
+        warmup_s=samples.warmup_s,
+        compile_s=samples.compile_s,
+        ess_per_s=float(np.min(ess_bulk)) / max(sampling_s, 1e-9),
+        digest=digest(model, settings),
+        provenance={
+            "algorithm_version": ALGORITHM_VERSION,
+            "model": model.name,
+            "model_digest": model.digest,
+            "num_data": model.num_data,
+            "dim": model.dim,
+            "settings": asdict(settings),
+            "thinning_of_diagnostics": samples.thinning,
+            "finished": artifacts.utc(finished),
+            **artifacts.machine(),
+            "git": artifacts.git_revision(),
+        },
+    )
+
+
+def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
+    """Refuse a result that is not a ground truth.
+
+    Raises
+    ------
+    NothingUsableError
+        The largest R-hat is above ``settings.max_r_hat``, or the smallest bulk or tail ESS below
+        ``settings.min_ess``, or one of them is not a number.
+    """
+    r_hat, bulk, tail = (
+        float(f(a))
+        for f, a in ((np.max, truth.r_hat), (np.min, truth.ess_bulk), (np.min, truth.ess_tail))
+    )
+    if r_hat <= settings.max_r_hat and min(bulk, tail) >= settings.min_ess:
+        return
+    raise NothingUsableError(
+        f"the ground truth did not converge: largest R-hat {r_hat:.4g} (allowed "
+        f"{settings.max_r_hat:g}), smallest ESS {bulk:.0f} in the bulk and {tail:.0f} in the tails "
+        f"(needed {settings.min_ess:g}), {truth.num_divergences} divergences, from "
+        f"{truth.num_draws} draws of {truth.num_chains} chains; raise ground_truth.num_draws or "
+        f"ground_truth.num_warmup, or do without (ground_truth=none)"
+    )
+
+
+# --- cache --------------------------------------------------------------------------------------
+
+_ARRAYS = ("mean", "std", "r_hat", "ess_bulk", "ess_tail")
+
+
+def cache_path(model: DigestedModel, settings: NutsSettings, folder: Path) -> Path:
+    """``<folder>/<model>-<digest>.npz``."""
+    return folder / f"{model.name}-{digest(model, settings)}.npz"
+
+
+def load(
+    model: DigestedModel,
+    settings: NutsSettings,
+    *,
+    cache_dir: Path,
+    search_dirs: Sequence[Path] = (),
+) -> GroundTruth | None:
+    """A ground truth computed before: from ``cache_dir``, else the first of ``search_dirs``.
+
+    ``None`` where there is none, or the file is damaged (which is logged as a warning).
+    """
+    for folder in (cache_dir, *search_dirs):
+        found = artifacts.read_arrays(cache_path(model, settings, folder))
+        if found is not None:
+            arrays, meta = found
+            fields: dict[str, Any] = {**arrays, **meta, "step_sizes": tuple(meta["step_sizes"])}
+            return GroundTruth(**fields)
+    return None
+
+
+def save(truth: GroundTruth, path: Path) -> None:
+    """Write ``path`` (arrays and all else) and a ``.json`` beside it with the same for a reader.
+
+    Raises
+    ------
+    StorageError
+        A file could not be written.
+    """
+    everything = truth._asdict()
+    arrays = {name: everything.pop(name) for name in _ARRAYS}
+    artifacts.write_json(path.with_suffix(".json"), {**arrays, **everything})
+    artifacts.write_arrays(path, arrays, everything)
+
+
+def nuts_ground_truth(
+    model: DigestedModel,
+    map_position: Array,
+    settings: NutsSettings = DEFAULT_SETTINGS,
+    *,
+    cache_dir: Path,
+    search_dirs: Sequence[Path] = (),
+    recompute: bool = False,
+    reporter: Reporter = SILENT,
+    clock: Callable[[], float] = time.perf_counter,
+) -> GroundTruth:
+    """Posterior moments by NUTS, from the cache where the same question was answered before.
+
+    Parameters
+    ----------
+    model, map_position, settings
+        The posterior, its mode and what is asked.
+    cache_dir
+        Where the result is written, and a folder ``<model>-<digest>.partial`` while the chains run.
+        A run that was killed goes on from there.
+    search_dirs
+        Further folders with results, read only.
+    recompute
+        Sample although there is a result. A run of this that was interrupted still goes on.
+    reporter, clock
+        Progress in draws; seconds.
+
+    Raises
+    ------
+    NothingUsableError
+        The chains did not converge (see :func:`check_converged`), or could not start.
+    StorageError
+        A block or the result could not be written.
+    """
+    path = cache_path(model, settings, Path(cache_dir))
+    if not recompute:
+        known = load(model, settings, cache_dir=Path(cache_dir), search_dirs=search_dirs)
+        if known is not None:
+            check_converged(known, settings)
+            return known
+    partial_dir = path.with_suffix(".partial")
+    question = digest(model, settings)
+    if recompute:
+        _drop_finished(partial_dir, question, settings)
+    samples = sample(
+        model,
+        map_position,
+        settings,
+        checkpoint_dir=partial_dir,
+        question=question,
+        reporter=reporter,
+        clock=clock,
+    )
+    truth = diagnose(model, settings, samples, datetime.datetime.now(datetime.UTC))
+    if truth.num_divergences:
+        reporter.message(
+            f"ground truth: {truth.num_divergences} of {truth.num_draws} draws ended in a "
+            f"divergence; the moments may miss a narrow region"
+        )
+    check_converged(truth, settings)
+    save(truth, path)
+    shutil.rmtree(partial_dir, ignore_errors=True)
+    return truth
+
+
+def _drop_finished(folder: Path, question: str, settings: NutsSettings) -> None:
+    """Remove the chains of a run that ended without converging; unfinished ones stay."""
+    saved = _load_checkpoint(folder, question)
+    total_steps = settings.num_warmup + settings.draws_per_chain
+    if saved is not None and saved.progress.num_steps >= total_steps:
+        shutil.rmtree(folder, ignore_errors=True)
