@@ -63,7 +63,7 @@ class Carry(NamedTuple):
     key_data: Array  # [2] uint32
     origin: Array  # [dim] float32, where the chain started
     step: Array  # [] int32, gradient steps done, all of them finite
-    nonfinite_step: Array  # [] int32, number of the first step that was not finite, else 0
+    nonfinite_step: Array  # [] int32, first step that was not finite, else 0
     stride: Array  # [] int32, draws per kept draw
     positions: Array  # [capacity, dim] float32, kept draws
     gradients: Array  # [capacity or 0, dim] float32, the sampler's gradient at each
@@ -154,13 +154,13 @@ class Chain:
         most so many are left. :func:`advance` takes the chain up again as it is.
         """
         stride, kept = int(self.carry.stride), self.num_kept
-        positions, gradients = np.asarray(self.carry.positions), np.asarray(self.carry.gradients)
-        positions, gradients = positions[:kept], gradients[:kept]
-        while max_kept is not None and len(positions) > max_kept:
-            positions, gradients = positions[1::2], gradients[1::2]
+        buffers = [np.asarray(self.carry.positions)[:kept], np.asarray(self.carry.gradients)[:kept]]
+        while max_kept is not None and len(buffers[0]) > max_kept:
+            buffers = [buffer[1::2] for buffer in buffers]
             stride *= 2
-        cut = self.carry._replace(positions=positions, gradients=gradients, stride=np.int32(stride))
-        return replace(self, carry=jax.tree.map(np.array, cut))
+        cut: dict[str, Any] = dict(zip(("positions", "gradients"), buffers, strict=True))
+        carry = self.carry._replace(stride=jnp.int32(stride), **cut)
+        return replace(self, carry=jax.tree.map(np.array, carry))
 
 
 class ChainProgram:
@@ -266,7 +266,7 @@ class ChainProgram:
     def restore(self, carry: Carry) -> Carry:
         """The carry of a compact chain on the device, its buffer padded to capacity."""
 
-        def padded(kept: np.ndarray, size: int) -> Array:
+        def padded(kept: Array, size: int) -> Array:
             buffer = np.zeros((size, kept.shape[1]), np.float32)
             buffer[: len(kept)] = kept
             return jnp.asarray(buffer)

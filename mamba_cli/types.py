@@ -42,11 +42,25 @@ class Model(Protocol):
     ever captured by a compiled program: both are passed as arguments.
     """
 
-    name: str
-    dim: int
-    num_data: int
-    data: PyTree
-    test_inputs: PyTree
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def num_data(self) -> int: ...
+
+    @property
+    def data(self) -> PyTree: ...
+
+    @property
+    def test_inputs(self) -> PyTree: ...
+
+    @property
+    def digest(self) -> str:
+        """Sha256, in hex, of everything the posterior depends on: data and constants."""
+        ...
 
     def initial_position(self, rng_key: Array) -> Array:
         """A start for the optimiser, ``[dim]``."""
@@ -162,9 +176,16 @@ class ScoredDraws(NamedTuple):
 class Reward(Protocol):
     """What a tuner optimises. Lower is better unless ``higher_is_better``."""
 
-    name: str
-    gradients: str  # "full" | "stochastic"
-    higher_is_better: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def gradients(self) -> str:
+        """Which scores it reads: ``"full"`` (all rows) or ``"stochastic"`` (the sampler's own)."""
+        ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
 
     def __call__(self, draws: ScoredDraws) -> float: ...
 

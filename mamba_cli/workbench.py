@@ -86,7 +86,7 @@ class Workbench:
         """Gradients of the log posterior over all rows, ``[m, dim]`` for ``[m, dim]``."""
         if self._full_gradients is None:
             self._full_gradients = full_gradients(self.model)
-        return np.asarray(self._full_gradients(positions))
+        return np.asarray(self._full_gradients(jnp.asarray(positions)))
 
     def posterior_predictive(self, positions: np.ndarray) -> Array:
         """The mean over draws ``[m, dim]`` of the model's prediction for its test inputs."""

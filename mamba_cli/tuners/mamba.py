@@ -77,7 +77,9 @@ class Halving:
             "s",
         )
         scorer_compile_s = self.scorer.warm_up(num_scored)
-        after, records, values = [], [], []
+        after: list[Arm] = []
+        records: list[ArmRecord] = []
+        values: list[float] = []
         best: ArmRecord | None = None
         for arm in arms:
             continued, record = self.run_arm(arm, number, rung, num_scored)
