@@ -7,6 +7,7 @@ runs side by side can only replace each other's file by an equal one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import pooch  # type: ignore[import-untyped]
+import pooch
 import requests
 
 from mamba_cli.errors import DataError
@@ -76,13 +77,10 @@ def fetch(
     folder: Path,
     verify: Callable[[Path], object],
     expected: str,
-    *,
-    rounds: int = ROUNDS,
-    pause_s: float = PAUSE_S,
 ) -> Path:
     """Download ``file_name`` into ``folder`` from the first address that has it.
 
-    Every address is tried up to ``rounds`` times, mirror by mirror, with a pause
+    Every address is tried up to ``ROUNDS`` times, mirror by mirror, with a pause
     between rounds. An address that answers that it does not have the file (a 4xx
     status) is not asked again.
 
@@ -116,9 +114,9 @@ def fetch(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial.touch()
-        for attempt in range(rounds):
+        for attempt in range(ROUNDS):
             if attempt > 0 and pending:
-                time.sleep(pause_s * 2 ** (attempt - 1))
+                time.sleep(PAUSE_S * 2 ** (attempt - 1))
             for address in list(pending):
                 try:
                     _download(address, partial)
@@ -142,7 +140,8 @@ def fetch(
             f"that can be written or that holds the files already. Expected: {expected}"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     _remove_empty(new_folders)
     tried = "\n".join(f"  {address}: {failures[address]}" for address in addresses)
     raise DataError(
