@@ -35,7 +35,7 @@ _DPI = 150
 
 # Rewards further than this many decades from the best one are marked at the edge: one nearly
 # divergent arm would otherwise flatten the basin that the picture is for.
-_DECADES_SHOWN = 6.0
+_DECADES_SHOWN = 5.0
 
 _STYLE: Any = {
     "font.family": "sans-serif",
@@ -96,10 +96,10 @@ def _arms(records: Sequence[ArmRecord]) -> list[_Arm]:
 class _Scale(NamedTuple):
     """How rewards become heights: the kind of axis, its limits, and who lies beyond them."""
 
-    kind: str  # "log" | "linear" | "symlog"
+    kind: str  # "log" | "linear" | "asinh"
     lower: float
     upper: float
-    threshold: float = 1.0
+    linear_width: float = 1.0
 
 
 def _scale(rewards: Sequence[float], higher_is_better: bool) -> _Scale:
@@ -107,24 +107,18 @@ def _scale(rewards: Sequence[float], higher_is_better: bool) -> _Scale:
     if not rewards:
         return _Scale("linear", 0.0, 1.0)
     low, high = min(rewards), max(rewards)
-    if low > 0 and high / low > 8:
-        floor, ceiling = math.log10(low), math.log10(high)
-        if higher_is_better:
-            floor = max(floor, ceiling - _DECADES_SHOWN)
-        else:
-            ceiling = min(ceiling, floor + _DECADES_SHOWN)
+    if low > 0 and high / low > 8 and not higher_is_better:
+        floor = math.log10(low)
+        ceiling = min(math.log10(high), floor + _DECADES_SHOWN)
         floor, ceiling = _with_band(floor, ceiling, higher_is_better)
         return _Scale("log", 10.0**floor, 10.0**ceiling)
     typical = float(np.median(np.abs(rewards)))
     if typical > 0 and max(abs(low), abs(high)) > 1e3 * typical:
         # Both signs (an unbiased statistic) and far outliers: linear near zero, log beyond.
-        room = 10.0
-        return _Scale(
-            "symlog",
-            low * room if low < 0 else -typical,
-            high * room if high > 0 else typical,
-            typical,
+        lower, upper = _with_band(
+            math.asinh(low / typical), math.asinh(high / typical), higher_is_better
         )
+        return _Scale("asinh", typical * math.sinh(lower), typical * math.sinh(upper), typical)
     return _Scale("linear", *_with_band(low, high, higher_is_better))
 
 
@@ -182,11 +176,11 @@ def _new_figure(width: float, height: float, title: str, note: str) -> Figure:
     return figure
 
 
-def _plain_tick(value: float, _: int | None = None) -> str:
+def _plain_tick(value: float, _: float) -> str:
     return f"{value:g}"
 
 
-def _power_tick(value: float, _: int | None = None) -> str:
+def _power_tick(value: float, _: float) -> str:
     """A power of ten, or a multiple of one: what an axis over many decades is labelled with."""
     if value <= 0:
         return f"{value:g}"
@@ -220,8 +214,10 @@ def _log_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def _set_reward_axis(axes: Axes, scale: _Scale) -> None:
-    if scale.kind == "symlog":
-        axes.set_yscale("symlog", linthresh=scale.threshold)
+    if scale.kind == "asinh":
+        axes.set_yscale("asinh", linear_width=scale.linear_width)
+        axes.set_yticks(_asinh_ticks(scale))
+        axes.yaxis.set_major_formatter(_asinh_tick)
     else:
         axes.set_yscale(scale.kind)
     axes.set_ylim(scale.lower, scale.upper)
@@ -229,6 +225,22 @@ def _set_reward_axis(axes: Axes, scale: _Scale) -> None:
         _log_ticks(axes.yaxis, scale.lower, scale.upper)
     axes.grid(True, axis="y", color="#ececec", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def _asinh_ticks(scale: _Scale) -> list[float]:
+    """Zero, and on both sides the powers of ten beyond the linear part, every few decades."""
+    first = math.ceil(math.log10(3 * scale.linear_width))
+    last = math.floor(math.log10(max(-scale.lower, scale.upper)))
+    stride = max(1, math.ceil((last - first + 1) / 7))
+    powers = [10.0**exponent for exponent in range(first, last + 1, stride)]
+    ticks = [-power for power in reversed(powers)] + [0.0, *powers]
+    return [tick for tick in ticks if scale.lower <= tick <= scale.upper]
+
+
+def _asinh_tick(value: float, _: float) -> str:
+    if value == 0:
+        return "0"
+    return f"${'-' if value < 0 else ''}10^{{{round(math.log10(abs(value)))}}}$"
 
 
 def _shown(reward: float, scale: _Scale) -> float:
@@ -511,6 +523,7 @@ def _say_nothing_usable(axes: Axes) -> None:
         va="center",
         fontsize=12,
         color=_WARNING,
+        bbox={"facecolor": "white", "edgecolor": "none"},
         gid="nothing",
     )
     axes.set_yticks([])
@@ -617,7 +630,7 @@ def halving_figure(
     panel = _panel(records, reward_name, higher_is_better, winner)
     limits = _time_limits(records)
     with _styled():
-        figure = _new_figure(13.0, 6.6 + 0.4 * len(panel.failures), title, note)
+        figure = _new_figure(13.0, 6.6 + 0.34 * len(panel.failures), title, note)
         strips, mains = _axes_pairs(figure, 2, len(panel.failures), (1.15, 1.0))
         left, right = mains
         _set_reward_axis(left, panel.scale)
@@ -626,7 +639,13 @@ def halving_figure(
         _name_winner(left, panel, limits)
         _set_reward_axis(right, panel.scale)
         _draw_by_step_size(right, panel)
-        right.set_title("each arm at its last rung (hollow: pruned)", color="#555555", fontsize=10)
+        pruned = any(not arm.survived and arm.failure is None for arm in panel.arms)
+        right.set_title(
+            "each arm at its last rung" + (" (hollow: pruned)" if pruned else ""),
+            color="#555555",
+            fontsize=10,
+            pad=12,
+        )
         if strips:
             times = {arm.arm: _place_in_time(arm.last.elapsed_s, limits) for arm in panel.arms}
             _draw_failures(strips[0], panel, times, named=True)
@@ -647,7 +666,7 @@ def _axes_pairs(
         grid = figure.add_gridspec(1, columns, width_ratios=list(widths))
         return [], [figure.add_subplot(grid[0, column]) for column in range(columns)]
     grid = figure.add_gridspec(
-        2, columns, width_ratios=list(widths), height_ratios=[0.4 * failure_rows, 5.0]
+        2, columns, width_ratios=list(widths), height_ratios=[0.34 * failure_rows, 5.0]
     )
     mains = [figure.add_subplot(grid[1, column]) for column in range(columns)]
     strips = [
@@ -672,7 +691,7 @@ def search_figure(
     """
     panel = _panel(records, reward_name, higher_is_better, winner)
     with _styled():
-        figure = _new_figure(8.5, 6.0 + 0.4 * len(panel.failures), title, note)
+        figure = _new_figure(8.5, 6.0 + 0.34 * len(panel.failures), title, note)
         strips, (axes,) = _axes_pairs(figure, 1, len(panel.failures), (1.0,))
         _set_reward_axis(axes, panel.scale)
         _draw_by_step_size(axes, panel)
@@ -780,8 +799,6 @@ def _coordinates_figure(
     if values.min() > 0 and values.max() / values.min() > 8:
         upper.set_yscale("log")
         _log_ticks(upper.yaxis, *upper.get_ylim())
-    else:
-        upper.set_ylim(bottom=0)
     upper.set_ylabel("posterior sd")
     upper.tick_params(labelbottom=False)
     lower.axhline(0, color="black", linewidth=0.9)
