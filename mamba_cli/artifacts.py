@@ -14,7 +14,6 @@ import enum
 import errno
 import fcntl
 import importlib.metadata
-import io
 import json
 import logging
 import math
@@ -310,12 +309,16 @@ def write_table(
     path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """Write a CSV table atomically; a missing value is an empty cell. Raises ``StorageError``."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_cell(row.get(column)) for column in columns])
-    atomic_write(path, text.getvalue().encode("utf-8", "backslashreplace"))
+    lines = [columns, *([_cell(row.get(column)) for column in columns] for row in rows)]
+    text = "".join(",".join(_quoted(cell) for cell in line) + "\n" for line in lines)
+    atomic_write(path, text.encode("utf-8", "backslashreplace"))
+
+
+def _quoted(cell: str) -> str:
+    # csv.writer leaves a lone carriage return bare, which csv.reader then takes for a row's end.
+    if any(character in cell for character in ',"\r\n'):
+        return '"' + cell.replace('"', '""') + '"'
+    return cell
 
 
 def read_table(path: str | Path) -> tuple[list[str], list[dict[str, str]]]:
