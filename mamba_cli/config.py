@@ -52,23 +52,30 @@ DEFAULT_INTEGRATION_STEPS = 10
 LARGEST_SEED = 2**32 - 1
 
 
+# Step size, batch size, L.
+Point = tuple[float, int, int]
+
+
 @dataclass(frozen=True)
 class Grid:
-    """The lists whose product is the set of arms."""
+    """The lists whose product is the set of arms. The rows are known once the data are."""
 
     step_sizes: tuple[float, ...]
-    batch_sizes: tuple[int, ...]
+    batch_percents: tuple[float, ...]
     num_integration_steps: tuple[int, ...]
 
-    def points(self) -> tuple[tuple[float, int, int], ...]:
-        """Every (step size, batch size, L), the step size varying fastest.
+    def points(self, num_train: int) -> tuple[Point, ...]:
+        """Every arm for ``num_train`` rows, each once, the step size varying fastest.
 
         Arms that share a compiled program are therefore neighbours.
         """
+        batch_sizes = dict.fromkeys(
+            batch_size_of(percent, num_train) for percent in self.batch_percents
+        )
         return tuple(
             (step_size, batch_size, num_steps)
             for batch_size, num_steps, step_size in product(
-                self.batch_sizes, self.num_integration_steps, self.step_sizes
+                batch_sizes, self.num_integration_steps, self.step_sizes
             )
         )
 
@@ -84,6 +91,10 @@ class MambaSettings:
     score_on: str  # chain | rung
     grid: Grid
 
+    def points(self, num_train: int) -> tuple[Point, ...]:
+        """The arms, as :meth:`Grid.points`."""
+        return self.grid.points(num_train)
+
 
 @dataclass(frozen=True)
 class GridSettings:
@@ -96,15 +107,49 @@ class GridSettings:
     max_draws: int
     grid: Grid
 
+    def points(self, num_train: int) -> tuple[Point, ...]:
+        """The points tried, as :meth:`Grid.points`."""
+        return self.grid.points(num_train)
+
 
 @dataclass(frozen=True)
 class FixedSettings:
-    """Hyperparameters that need no search: the user's (``fixed``) or the heuristic's."""
+    """Hyperparameters that need no search: the user's (``fixed``) or the heuristic's.
+
+    ``step_size`` is ``None`` for 1/N; of ``batch_size`` and ``batch_percent`` one is ``None``.
+    """
 
     name: str
-    step_size: float
-    batch_size: int
+    step_size: float | None
+    batch_size: int | None
+    batch_percent: float | None
     num_integration_steps: int
+
+    def points(self, num_train: int) -> tuple[Point, ...]:
+        """The one point, for ``num_train`` rows.
+
+        Raises
+        ------
+        ConfigError
+            ``batch_size`` is above ``num_train``.
+        """
+        if self.batch_size is not None and self.batch_size > num_train:
+            raise _refusal(
+                "tuner.batch_size",
+                self.batch_size,
+                f"a whole number, at least 1 and at most {num_train} (the training rows)",
+            )
+        step_size = 1.0 / num_train if self.step_size is None else self.step_size
+        if self.batch_percent is not None:
+            return (
+                (
+                    step_size,
+                    batch_size_of(self.batch_percent, num_train),
+                    self.num_integration_steps,
+                ),
+            )
+        assert self.batch_size is not None
+        return ((step_size, self.batch_size, self.num_integration_steps),)
 
 
 TunerSettings = MambaSettings | GridSettings | FixedSettings
@@ -151,7 +196,6 @@ class RunSettings:
     run_dir: Path
     budget: str
     model: str
-    num_train: int
     sampler: SamplerSettings
     tuner: TunerSettings
     evaluation: EvaluationSettings
@@ -180,11 +224,13 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     root = _Section("", _plain(cfg))
     root.refuse_unknown(TOP_LEVEL_KEYS)
     model = root.section("model")
-    num_train = model.integer("num_train", at_least=1)
-    for name, smallest in (("num_test", 1), ("dim", 1), ("data_seed", 0)):
+    for name, smallest in (("num_train", 1), ("num_test", 1), ("dim", 1), ("data_seed", 0)):
         if name in model.values:
             model.integer(name, at_least=smallest)
     sampler = _sampler(root.section("sampler"))
+    tuner = _tuner(root.section("tuner"), sampler, model)
+    if "num_train" in model.values:
+        tuner.points(model.values["num_train"])
     budget = root.section("budget").text("name")
     return RunSettings(
         seed=root.integer("seed", at_least=0, at_most=LARGEST_SEED),
@@ -194,9 +240,8 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         run_dir=root.folder("run_dir"),
         budget=budget,
         model=model.text("name"),
-        num_train=num_train,
         sampler=sampler,
-        tuner=_tuner(root.section("tuner"), sampler, model, num_train),
+        tuner=tuner,
         evaluation=_evaluation(root.section("evaluation")),
         ground_truth=_ground_truth(root.section("ground_truth")),
     )
@@ -383,22 +428,18 @@ def _sampler(section: _Section) -> SamplerSettings:
     )
 
 
-def _tuner(
-    section: _Section, sampler: SamplerSettings, model: _Section, num_train: int
-) -> TunerSettings:
+def _tuner(section: _Section, sampler: SamplerSettings, model: _Section) -> TunerSettings:
     method = section.choice("method", ("mamba", "grid", "heuristic", "fixed"))
     if method == "mamba":
-        return _mamba(section, sampler, model, num_train)
+        return _mamba(section, sampler, model)
     if method == "grid":
-        return _grid_search(section, sampler, model, num_train)
+        return _grid_search(section, sampler, model)
     if method == "heuristic":
-        return _heuristic(section, sampler, num_train)
-    return _fixed(section, sampler, num_train)
+        return _heuristic(section, sampler)
+    return _fixed(section, sampler)
 
 
-def _mamba(
-    section: _Section, sampler: SamplerSettings, model: _Section, num_train: int
-) -> MambaSettings:
+def _mamba(section: _Section, sampler: SamplerSettings, model: _Section) -> MambaSettings:
     section.refuse_unknown(
         (
             "name",
@@ -417,13 +458,11 @@ def _mamba(
         longest_arm_s=section.above_zero("longest_arm_s"),
         max_draws=section.integer("max_draws", at_least=2),
         score_on=section.choice("score_on", ("chain", "rung")),
-        grid=_grid(section.section("grid"), sampler, model, num_train),
+        grid=_grid(section.section("grid"), sampler, model),
     )
 
 
-def _grid_search(
-    section: _Section, sampler: SamplerSettings, model: _Section, num_train: int
-) -> GridSettings:
+def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -> GridSettings:
     section.refuse_unknown(
         ("name", "method", "num_iterations", "noise_scale", "metric", "max_draws", "grid")
     )
@@ -436,11 +475,11 @@ def _grid_search(
         noise_scale=noise_scale,
         metric=section.choice("metric", METRICS),
         max_draws=section.integer("max_draws", at_least=2),
-        grid=_grid(section.section("grid"), sampler, model, num_train),
+        grid=_grid(section.section("grid"), sampler, model),
     )
 
 
-def _heuristic(section: _Section, sampler: SamplerSettings, num_train: int) -> FixedSettings:
+def _heuristic(section: _Section, sampler: SamplerSettings) -> FixedSettings:
     """h = 1/N (Brosse et al., 2018) unless a step size is given."""
     section.refuse_unknown(
         ("name", "method", "step_size", "batch_percent", "num_integration_steps")
@@ -448,15 +487,14 @@ def _heuristic(section: _Section, sampler: SamplerSettings, num_train: int) -> F
     given = section.get("step_size")
     return FixedSettings(
         name=section.text("name"),
-        step_size=1.0 / num_train if given is None else section.above_zero("step_size"),
-        batch_size=_batch_size(
-            section.key("batch_percent"), section.get("batch_percent"), num_train
-        ),
+        step_size=None if given is None else section.above_zero("step_size"),
+        batch_size=None,
+        batch_percent=_percent(section.key("batch_percent"), section.get("batch_percent")),
         num_integration_steps=_num_integration_steps(section, sampler),
     )
 
 
-def _fixed(section: _Section, sampler: SamplerSettings, num_train: int) -> FixedSettings:
+def _fixed(section: _Section, sampler: SamplerSettings) -> FixedSettings:
     section.refuse_unknown(
         ("name", "method", "step_size", "batch_size", "batch_percent", "num_integration_steps")
     )
@@ -467,18 +505,13 @@ def _fixed(section: _Section, sampler: SamplerSettings, num_train: int) -> Fixed
             f"{section.key('batch_size')}={rows} and {section.key('batch_percent')}={percent} "
             "are both given: give one of them."
         )
-    if rows is not None:
-        batch_size = section.integer("batch_size", at_least=1, at_most=num_train)
-    else:
-        batch_size = _batch_size(
-            section.key("batch_percent"),
-            DEFAULT_BATCH_PERCENT if percent is None else percent,
-            num_train,
-        )
+    if rows is None and percent is None:
+        percent = DEFAULT_BATCH_PERCENT
     return FixedSettings(
         name=section.text("name"),
         step_size=step_size,
-        batch_size=batch_size,
+        batch_size=None if rows is None else section.integer("batch_size", at_least=1),
+        batch_percent=None if percent is None else _percent(section.key("batch_percent"), percent),
         num_integration_steps=_num_integration_steps(section, sampler),
     )
 
@@ -491,13 +524,11 @@ def _num_integration_steps(section: _Section, sampler: SamplerSettings) -> int:
     return num_steps
 
 
-def _grid(section: _Section, sampler: SamplerSettings, model: _Section, num_train: int) -> Grid:
+def _grid(section: _Section, sampler: SamplerSettings, model: _Section) -> Grid:
     section.refuse_unknown(("step_size", "batch_percent", "num_integration_steps"))
     return Grid(
         step_sizes=section.each("step_size", _above_zero),
-        batch_sizes=section.each(
-            "batch_percent", lambda key, percent: _batch_size(key, percent, num_train)
-        ),
+        batch_percents=section.each("batch_percent", _percent),
         num_integration_steps=_grid_integration_steps(section, sampler, model),
     )
 
@@ -604,12 +635,12 @@ def _integer(key: str, value: Any, at_least: int, at_most: int | None) -> int:
     return value
 
 
-def _batch_size(key: str, percent: Any, num_train: int) -> int:
+def _percent(key: str, value: Any) -> float:
     allowed = "above 0 and at most 100 (per cent of the training rows)"
-    number = _real(key, percent, allowed)
+    number = _real(key, value, allowed)
     if not 0.0 < number <= 100.0:
-        raise _refusal(key, percent, f"a finite number, {allowed}")
-    return batch_size_of(number, num_train)
+        raise _refusal(key, value, f"a finite number, {allowed}")
+    return number
 
 
 def _refuse_unknown_arguments(target: Any, arguments: Sequence[str], key: str) -> None:

@@ -1,0 +1,73 @@
+# One command each: make run, make test. Needs make and Python 3.11 or later, nothing else.
+#
+#   make run ARGS="sampler=sghmc tuner=mamba_fssd budget=quick"
+#   make test ARGS="tests/test_config.py -x"
+#   make run PYTHON=python3.12
+
+PYTHON ?=
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
+CHECKS := $(VENV)/.checks
+SOURCES := $(wildcard mamba_cli conf experiments tests)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: run test bench clean help
+
+run: $(PACKAGE)  ## The first experiment of the paper, whole: tune, ground truth, evaluate
+	$(BIN)/mamba-run $(or $(ARGS),model=logreg sampler=sgld tuner=mamba_ksd)
+
+# Every check runs, whatever the others said; the last line tells which of them failed.
+test: $(CHECKS)  ## Format, lint, types, import order and every test
+	@failed=""; \
+	check() { echo "== $$*"; "$$@" || failed="$$failed $$(basename "$$1")"; }; \
+	check $(BIN)/ruff format --check $(SOURCES); \
+	check $(BIN)/ruff check $(SOURCES); \
+	check $(BIN)/mypy; \
+	check $(BIN)/lint-imports --no-logo; \
+	check $(BIN)/python -m pytest $(ARGS); \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; \
+	echo "all checks passed"
+
+bench: $(PACKAGE)  ## Time the pieces that have a speed to keep (minutes; leave the machine alone)
+	@for benchmark in experiments/benchmarks/[!_]*.py; do \
+		echo "== $$benchmark"; $(BIN)/python "$$benchmark" $(ARGS) || exit 1; \
+	done
+
+clean:  ## Remove the environment, builds and caches; results stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+		.hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The environment is made afresh whenever pyproject.toml has changed. The stamp is written
+# last, so that an interrupted installation is not taken for a finished one.
+$(PACKAGE): pyproject.toml
+	@python="$(PYTHON)"; \
+	old='import sys; sys.exit(sys.version_info < (3, 11))'; \
+	if [ -n "$$python" ]; then \
+		"$$python" -c "$$old" || { \
+			echo "PYTHON=$$python is not a Python 3.11 or later."; exit 1; }; \
+	else \
+		for candidate in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+			if "$$candidate" -c "$$old" 2>/dev/null; then python="$$candidate"; break; fi; \
+		done; \
+		[ -n "$$python" ] || { \
+			echo "No Python 3.11 or later was found. Install one, or name it: make PYTHON=/path/to/python3.12"; \
+			exit 1; }; \
+	fi; \
+	echo "Making $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV) || { \
+		echo "The venv module does not work here; on Debian and Ubuntu: apt install python3-venv"; \
+		exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(CHECKS): $(PACKAGE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@

@@ -1,0 +1,47 @@
+"""Fixtures that more than one test module needs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+
+import hydra
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from mamba_cli.config import group_options
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_a_fresh_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders a developer has set for their own runs must not reach the tests."""
+    monkeypatch.delenv("MAMBA_DATA_DIR", raising=False)
+    monkeypatch.delenv("MAMBA_RESULTS_DIR", raising=False)
+
+
+@pytest.fixture
+def compose() -> Callable[..., DictConfig]:
+    """``compose("sampler=sgld_cv", "seed=1")`` is what ``mamba-run`` would hand to the run."""
+
+    def composed(*overrides: str) -> DictConfig:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        groups = group_options()
+        chosen = [override for override in parsed if override.key_or_group in groups]
+        cfg = copy.deepcopy(_composed(tuple(str(override.input_line) for override in chosen)))
+        keys = [override for override in parsed if override not in chosen]
+        ConfigLoaderImpl._apply_overrides_to_config(keys, cfg)
+        return cfg
+
+    return composed
+
+
+@cache
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    """One composition for each set of options: reading the files is nearly all of the time."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_module("mamba_cli.conf", version_base="1.3"):
+        return hydra.compose("config", overrides=list(choices))
