@@ -1,0 +1,357 @@
+"""Kernel Stein discrepancy: Eq. 3 of the paper, with the inverse multiquadric kernel.
+
+Langevin-Stein operator and kernel: Gorham and Mackey (2017), *Measuring Sample Quality with
+Kernels*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, isfinite
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from mamba_cli.errors import ConfigError
+from mamba_cli.types import Array, ScoredDraws
+
+# Draws are handled in square blocks of pairs, so that the temporaries stay in cache and memory
+# does not grow with the square of the number of draws.
+BLOCK_SIZE = 256
+# Draws are padded to this many, to one block, or to a power of two of blocks: few programs then
+# serve every number of draws, and a tuning does not spend its time compiling.
+SMALLEST_BUCKET = 64
+# Products of long vectors are taken in float32 and added up in float64 every so many coordinates:
+# twice as fast as float64, and the error does not grow with the dimension.
+FLOAT32_PRODUCTS_ABOVE_DIM = 1024
+COORDINATES_PER_PRODUCT = 2048
+
+
+def ksd(positions: ArrayLike, scores: ArrayLike, *, c: float = 1.0, beta: float = -0.5) -> float:
+    """Kernel Stein discrepancy between a set of draws and the density that has these scores.
+
+    The square root of the V-statistic::
+
+        KSD^2 = 1/n^2 sum_{i,j} k_pi(x_i, x_j)
+        k_pi(x, y) = s_x.s_y k + s_x.grad_y k + s_y.grad_x k + div_x grad_y k
+        k(x, y) = (c^2 + |x - y|^2)^beta
+
+    where ``s`` is the score. All pairs count, i = j included, so it is never negative. Pairs are
+    evaluated in blocks of matrix products, each unordered pair of blocks once.
+
+    Parameters
+    ----------
+    positions, scores
+        Draws and the gradients of the log density there, ``[num_draws, dim]``.
+    c, beta
+        Scale (c > 0) and exponent (-1 < beta < 0) of the kernel.
+
+    Returns
+    -------
+    float
+        The discrepancy; ``nan`` when an input is not finite.
+
+    Raises
+    ------
+    ValueError
+        No draws, shapes that are not equal ``[num_draws, dim]``, or ``c`` or ``beta`` out of range.
+
+    Notes
+    -----
+    The arithmetic is float64, except that beyond 1,024 dimensions inner products are taken in
+    float32 and accumulated in float64; the draws are centred first (the kernel depends on
+    differences only), so what is lost is relative to their spread and not to their distance from
+    the origin.
+
+    References
+    ----------
+    Coullon, South and Nemeth, Eq. 3; Gorham and Mackey (2017).
+    """
+    positions, scores = checked_draws(positions, scores)
+    if not (c > 0 and -1 < beta < 0):
+        raise ValueError(f"ksd needs c > 0 and -1 < beta < 0, got c={c}, beta={beta}")
+    if not (np.isfinite(positions).all() and np.isfinite(scores).all()):
+        return float("nan")
+    num_draws, dim = positions.shape
+    bucket = bucket_size(num_draws)
+    block_size = min(bucket, BLOCK_SIZE)
+    # The pairs are padded to the bucket too; num_pairs says how many of them are real.
+    rows, columns = triangle_of_blocks(ceil(num_draws / block_size))
+    num_pairs = len(rows)
+    max_pairs = len(triangle_of_blocks(bucket // block_size)[0])
+    rows, columns = (np.pad(index, (0, max_pairs - num_pairs)) for index in (rows, columns))
+    # float64 inside this block only: nothing outside it sees the setting.
+    with np.errstate(over="ignore"), jax.enable_x64(True):
+        operands = pad_draws(positions, scores, bucket)
+        total = stein_pair_sum(
+            operands,
+            jnp.asarray(rows, jnp.int32),
+            jnp.asarray(columns, jnp.int32),
+            jnp.asarray(num_pairs, jnp.int32),
+            jnp.asarray(c, jnp.float64),
+            jnp.asarray(dim, jnp.float64),
+            beta=float(beta),
+            block_size=block_size,
+        )
+        squared = float(total) / num_draws**2
+    # The V-statistic of a positive definite kernel: below zero only by rounding.
+    return float(np.sqrt(np.maximum(squared, 0.0)))
+
+
+@partial(jax.tree_util.register_dataclass)
+@dataclass(frozen=True)
+class SteinOperands:
+    """Centred draws and their scores, padded with zeros and divided by a power of two.
+
+    ``positions`` and ``scores`` are ``[bucket, padded_dim]`` (float32 or float64), the true ones
+    being ``position_scale`` and ``score_scale`` times these; ``weights`` is 1 for a draw and 0
+    for padding, ``[bucket]`` float64.
+    """
+
+    positions: Any
+    scores: Any
+    weights: Any
+    position_scale: Any
+    score_scale: Any
+
+
+def pad_draws(
+    positions: np.ndarray[Any, Any], scores: np.ndarray[Any, Any], bucket: int
+) -> SteinOperands:
+    """Centre, scale and pad draws for :func:`stein_pair_sum`. Call it where x64 is enabled."""
+    num_draws, dim = positions.shape
+    if dim > FLOAT32_PRODUCTS_ABOVE_DIM:
+        dtype: Any = np.float32
+        # Chunks of equal width waste at most a few columns of padding.
+        num_chunks = ceil(dim / COORDINATES_PER_PRODUCT)
+        padded_dim = num_chunks * ceil(dim / num_chunks)
+    else:
+        dtype, padded_dim = np.float64, dim
+    # Rounded to the draws' own precision, the centre is subtracted from tight clusters exactly.
+    centre = positions.mean(axis=0, dtype=np.float64).astype(positions.dtype)
+    if dtype == np.float64:
+        centre, scores = centre.astype(np.float64), scores.astype(np.float64)
+    centred = np.subtract(positions, centre)
+    position_scale, score_scale = _power_of_two(centred), _power_of_two(scores)
+    padded = np.zeros((2, bucket, padded_dim), dtype)
+    np.multiply(centred, 1 / position_scale, out=padded[0, :num_draws, :dim], casting="same_kind")
+    np.multiply(scores, 1 / score_scale, out=padded[1, :num_draws, :dim], casting="same_kind")
+    return SteinOperands(
+        positions=jnp.asarray(padded[0]),
+        scores=jnp.asarray(padded[1]),
+        weights=jnp.asarray(np.arange(bucket) < num_draws, jnp.float64),
+        position_scale=jnp.asarray(position_scale, jnp.float64),
+        score_scale=jnp.asarray(score_scale, jnp.float64),
+    )
+
+
+@partial(jax.jit, static_argnames=("beta", "block_size"))
+def stein_pair_sum(
+    operands: SteinOperands,
+    row_blocks: Array,
+    column_blocks: Array,
+    num_pairs: Array,
+    c: Array,
+    dim: Array,
+    *,
+    beta: float,
+    block_size: int,
+) -> Array:
+    """Sum the Stein kernel over pairs of draws, given as pairs of blocks of draws.
+
+    Pair t is rows ``row_blocks[t] * block_size`` onwards against rows
+    ``column_blocks[t] * block_size`` onwards; one with two different blocks counts twice, for
+    (i, j) and (j, i). Only the first ``num_pairs`` are summed. A sum over new draws alone is the
+    same call with the pairs that hold new blocks.
+
+    Parameters
+    ----------
+    operands
+        As made by :func:`pad_draws`, ``[bucket, padded_dim]`` with ``bucket`` a multiple of
+        ``block_size``.
+    row_blocks, column_blocks
+        ``[max_pairs]`` int32.
+    num_pairs, c, dim
+        Scalars, traced: changing them compiles nothing.
+    beta, block_size
+        Static.
+
+    Returns
+    -------
+    Array
+        The sum, a float64 scalar.
+    """
+    x, s = operands.positions, operands.scores
+    a, b = operands.position_scale, operands.score_scale
+    num_chunks = 1 if x.dtype == jnp.float64 else ceil(x.shape[1] / COORDINATES_PER_PRODUCT)
+    chunk = x.shape[1] // num_chunks
+    stein_kernel = _stein_kernel_of_products(c, beta, dim)
+
+    def rows(array: Array, block: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(array, block * block_size, block_size)
+
+    def over_chunks(products: Callable[[Array], tuple[Array, ...]]) -> tuple[Array, ...]:
+        if num_chunks == 1:
+            return products(jnp.int32(0))
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(products, jnp.int32(0)))
+        added = lambda t, total: jax.tree.map(jnp.add, total, products(t))  # noqa: E731
+        return jax.lax.fori_loop(0, num_chunks, added, zeros)
+
+    def own_products(t: Array) -> tuple[Array, Array, Array]:
+        xt, st = (
+            jax.lax.dynamic_slice_in_dim(array, t * chunk, chunk, 1).astype(jnp.float64)
+            for array in (x, s)
+        )
+        return (xt * xt).sum(1), (st * st).sum(1), (xt * st).sum(1)
+
+    xx, ss, xs = over_chunks(own_products)
+
+    def cross_products(i: Array, j: Array, t: Array) -> tuple[Array, Array, Array]:
+        """x_i.x_j, s_i.s_j, and (x_i + s_i).(x_j + s_j): three products and not four."""
+        take = lambda array, block: jax.lax.dynamic_slice(  # noqa: E731
+            array, (block * block_size, t * chunk), (block_size, chunk)
+        )
+        xi, xj, si, sj = take(x, i), take(x, j), take(s, i), take(s, j)
+        pairs = ((xi, xj), (si, sj), (xi + si, xj + sj))
+        return tuple(  # type: ignore[return-value]
+            jnp.dot(u, v.T, precision=jax.lax.Precision.HIGHEST).astype(jnp.float64)
+            for u, v in pairs
+        )
+
+    def add_pair(t: Array, total: Array) -> Array:
+        i, j = row_blocks[t], column_blocks[t]
+        gram_x, gram_s, gram_sum = over_chunks(partial(cross_products, i, j))
+        squared_distance = a**2 * jnp.maximum(rows(xx, i)[:, None] + rows(xx, j) - 2 * gram_x, 0)
+        cross = a * b * (rows(xs, i)[:, None] + rows(xs, j) - (gram_sum - gram_x - gram_s))
+        values = stein_kernel(squared_distance, b**2 * gram_s, cross)
+        # Weighted sums as matrix-vector products: a fused reduction is not vectorised on a CPU.
+        block_sum = rows(operands.weights, i) @ values @ rows(operands.weights, j)
+        # On the diagonal the distance is exactly zero, which rounded products do not give.
+        rounded = (jnp.diagonal(squared_distance), b**2 * jnp.diagonal(gram_s), jnp.diagonal(cross))
+        exact = (jnp.zeros(block_size), b**2 * rows(ss, i), jnp.zeros(block_size))
+        correction = rows(operands.weights, i) @ (stein_kernel(*exact) - stein_kernel(*rounded))
+        return total + jnp.where(i == j, block_sum + correction, 2 * block_sum)
+
+    total: Array = jax.lax.fori_loop(0, num_pairs, add_pair, jnp.zeros((), jnp.float64))
+    return total
+
+
+def _stein_kernel_of_products(
+    c: Array, beta: float, dim: Array
+) -> Callable[[Array, Array, Array], Array]:
+    """The Stein kernel from r^2 = |x - y|^2, s_x.s_y and (x - y).(s_x - s_y), with q = c^2 + r^2::
+
+    k_pi = q^beta [s_x.s_y - 2 beta/q ((x - y).(s_x - s_y) + d + 2 (beta - 1) r^2/q)]
+    """
+
+    def stein_kernel(squared_distance: Array, score_product: Array, cross: Array) -> Array:
+        inverse = 1 / (c**2 + squared_distance)
+        # The default exponent costs one root; exp and log in float64 cost more than all the rest.
+        kernel = jnp.sqrt(inverse) if beta == -0.5 else jnp.exp(-beta * jnp.log(inverse))
+        curvature = 2 * (beta - 1) * squared_distance * inverse
+        return kernel * (score_product - 2 * beta * inverse * (cross + dim + curvature))
+
+    return stein_kernel
+
+
+def checked_draws(
+    positions: ArrayLike, scores: ArrayLike
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Positions and scores as NumPy floats ``[num_draws, dim]``.
+
+    Raises
+    ------
+    ValueError
+        No draws, or shapes that are not equal and two-dimensional.
+    """
+    x, s = np.asarray(positions), np.asarray(scores)
+    if x.ndim != 2 or x.shape != s.shape or x.size == 0:
+        raise ValueError(
+            "a Stein discrepancy needs positions and scores of one shape [num_draws, dim] "
+            f"with at least one draw, got {x.shape} and {s.shape}"
+        )
+    dtype = np.float32 if x.dtype == s.dtype == np.float32 else np.float64
+    return x.astype(dtype, copy=False), s.astype(dtype, copy=False)
+
+
+def bucket_size(num_draws: int) -> int:
+    """The number of rows that ``num_draws`` draws are padded to: 64, 256, 512, 1024, ..."""
+    if num_draws <= SMALLEST_BUCKET:
+        return SMALLEST_BUCKET
+    return int(BLOCK_SIZE * 2 ** (ceil(num_draws / BLOCK_SIZE) - 1).bit_length())
+
+
+def triangle_of_blocks(num_blocks: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Each unordered pair of blocks once, as two index vectors (row <= column)."""
+    return np.triu_indices(num_blocks)
+
+
+def _power_of_two(values: np.ndarray[Any, Any]) -> float:
+    """A power of two near the largest absolute value: dividing by it is exact."""
+    largest = float(np.maximum(values.max(), -values.min()))
+    return float(2.0 ** np.ceil(np.log2(largest))) if largest > 0 else 1.0
+
+
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
+    """Raise the error that names a reward's key, its value and what is allowed."""
+    if not condition:
+        raise ConfigError(f"tuner.reward.{key}={value}: must be {allowed}")
+
+
+def is_finite_number(value: object) -> bool:
+    """A finite real number that is not a truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def require_kernel_parameters(c: object, beta: object, gradients: object) -> None:
+    """Check what both Stein rewards share.
+
+    Raises
+    ------
+    ConfigError
+        Naming ``tuner.reward.c``, ``tuner.reward.beta`` or ``tuner.reward.gradients``.
+    """
+    require(is_finite_number(c) and float(c) > 0, "c", c, "a number above 0")  # type: ignore[arg-type]
+    require(
+        is_finite_number(beta) and -1 < float(beta) < 0,  # type: ignore[arg-type]
+        "beta",
+        beta,
+        "a number between -1 and 0 (both excluded)",
+    )
+    require(gradients in ("full", "stochastic"), "gradients", gradients, "full or stochastic")
+
+
+@dataclass(frozen=True)
+class KernelSteinDiscrepancy:
+    """The KSD of an arm's draws, as a reward: lower is better.
+
+    Parameters
+    ----------
+    c, beta
+        The kernel (c^2 + r^2)^beta.
+    gradients
+        Whose scores are used: ``full``, over all rows, or ``stochastic``, the sampler's own.
+
+    Raises
+    ------
+    ConfigError
+        A parameter out of range; the message names its key.
+    """
+
+    c: float = 1.0
+    beta: float = -0.5
+    gradients: str = "full"
+    name: str = field(default="ksd", init=False)
+    higher_is_better: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        require_kernel_parameters(self.c, self.beta, self.gradients)
+
+    def __call__(self, draws: ScoredDraws) -> float:
+        return ksd(draws.positions, draws.scores, c=self.c, beta=self.beta)
