@@ -144,14 +144,17 @@ class _Stream:
         except (AttributeError, ValueError):
             self.is_terminal = False
 
+    def spelt(self, text: str) -> str:
+        """``text`` in the characters that the encoding has."""
+        if self.is_utf8:
+            return text
+        return text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
+
     def write(self, text: str) -> int:
         if self._gone:
             return len(text)
-        if not self.is_utf8:
-            text = text.translate(_ASCII)
-            text = text.encode(self.encoding, "replace").decode(self.encoding)
         try:
-            return self._stream.write(text)
+            return self._stream.write(self.spelt(text))
         except (OSError, ValueError) as error:
             self._silence(error)
             return len(text)
@@ -316,11 +319,11 @@ class Console:
 
     def summary(self, rows: Sequence[tuple[str, str]], title: str) -> None:
         """Print the closing table: a name and a value a line, on stdout."""
-        self._print(align(rows, title=title))
+        self._print(rows, None, title)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
         """Print a table with named columns on stdout."""
-        self._print(align(rows, header, title))
+        self._print(rows, header, title)
 
     def show(self, text: str) -> None:
         """Write one line to the terminal, above the bar; not logged."""
@@ -331,10 +334,19 @@ class Console:
         if self._bar is not None:
             self._bar.refresh()
 
-    def _print(self, text: str) -> None:
+    def _print(
+        self, rows: Sequence[Sequence[str]], header: Sequence[str] | None, title: str
+    ) -> None:
         self.finish()
-        for line in text.splitlines():
+        for line in align(rows, header, title).splitlines():
             logger.info("%s", line)
+        # Spelt before it is aligned: a letter may become several.
+        spelt = self._out.spelt
+        text = align(
+            [[spelt(cell) for cell in row] for row in rows],
+            header and [spelt(name) for name in header],
+            spelt(title),
+        )
         self._out.write(f"\n{text}\n")
         self._out.flush()
 

@@ -210,7 +210,7 @@ import os, random, signal, sys, time
 import numpy as np
 from pathlib import Path
 from mamba_cli.artifacts import TUNING_COLUMNS, read_arrays, read_tuning, write_arrays, write_table
-from tests.test_artifacts import record
+from mamba_cli.types import ArmRecord
 
 table, arrays = Path(sys.argv[1]) / "tuning.csv", Path(sys.argv[1]) / "arm.npz"
 
@@ -218,7 +218,11 @@ def write_for_ever():
     number = 0
     while True:
         number += 1
-        rows = [record(arm=arm, rung=number)._asdict() for arm in range(number % 400 + 1)]
+        rows = [
+            ArmRecord(number, arm, 1e-5, 100, 1, 0.1, 0.1, 0.0, 0.0, 9, 9, 9, 0.5, "ok", "", True)
+            for arm in range(number % 400 + 1)
+        ]
+        rows = [row._asdict() for row in rows]
         write_table(table, TUNING_COLUMNS, rows)
         write_arrays(arrays, {"draws": np.full((number % 50 + 1, 1000), number)}, {"n": number})
 
