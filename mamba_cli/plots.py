@@ -37,6 +37,9 @@ _DPI = 150
 # divergent arm would otherwise flatten the basin that the picture is for.
 _DECADES_SHOWN = 5.0
 
+# Larger errors of a standard deviation are counted together: a few would hide all the others.
+_LARGEST_ERROR_PERCENT = 300.0
+
 _STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -840,9 +843,17 @@ def _cloud_figure(
     left.set_xlabel(f"posterior sd, {reference_name}")
     left.set_ylabel("posterior sd, sampler")
     errors = 100 * (repeats[kept] / wide[kept] - 1)
-    right.hist(errors, bins=60, color=_PALETTE[0])
+    beyond = int(np.sum(errors > _LARGEST_ERROR_PERCENT))
+    errors = np.minimum(errors, _LARGEST_ERROR_PERCENT)
+    if errors.size:
+        margin = max(0.02 * float(np.ptp(errors)), 0.1)
+        edges = np.linspace(errors.min() - margin, errors.max() + margin, 61)
+        right.hist(errors, bins=edges.tolist(), color=_PALETTE[0])
     right.axvline(0, color="black", linewidth=1.0)
-    right.set_xlabel("relative error (%)")
+    right.set_xlabel(
+        "relative error (%)"
+        + (f"; {beyond} beyond {_LARGEST_ERROR_PERCENT:g} % in the last bar" if beyond else "")
+    )
     right.set_ylabel("coordinates")
     return figure
 
