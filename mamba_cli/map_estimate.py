@@ -169,15 +169,17 @@ def _exact(total: PyTree, error: PyTree) -> PyTree:
 class _Derivatives(NamedTuple):
     value: np.ndarray  # []
     gradient: np.ndarray  # [dim]
-    hessian: np.ndarray  # [dim, dim]
+    hessian: np.ndarray | None  # [dim, dim]
 
 
-def _derivatives_fn(model: Model) -> Callable[[Array, RowBlocks], _Derivatives]:
+def _derivatives_fn(
+    model: Model, *, second_order: bool
+) -> Callable[[Array, RowBlocks], _Derivatives]:
     """Value, gradient and Hessian of the log posterior, summed over blocks, in float64."""
 
     def all_of(function: Callable[[Array], Array], position: Array) -> PyTree:
         value, gradient = jax.value_and_grad(function)(position)
-        return value, gradient, jax.hessian(function)(position)
+        return value, gradient, jax.hessian(function)(position) if second_order else None
 
     @jax.jit
     def halves(position: Array, blocks: RowBlocks) -> PyTree:
@@ -204,15 +206,20 @@ def hessian(model: Model, position: Array, *, blocks: RowBlocks | None = None) -
     rows. ``blocks`` saves cutting the data again where the caller has done so.
     """
     blocks = row_blocks(model.data, model.num_data) if blocks is None else blocks
-    matrix = -_derivatives_fn(model)(jnp.asarray(position, jnp.float32), blocks).hessian
-    return 0.5 * (matrix + matrix.T)
+    derivatives = _derivatives_fn(model, second_order=True)
+    matrix = derivatives(jnp.asarray(position, jnp.float32), blocks).hessian
+    assert matrix is not None, "asked for"
+    return -0.5 * (matrix + matrix.T)
 
 
 def hessian_trace(
     model: Model, position: Array, blocks: RowBlocks, rng_key: Array, num_probes: int
 ) -> float:
     """Hutchinson's estimate of tr H: the mean of s.Hs over vectors s of random signs."""
+    return _trace_fn(model)(position, blocks, rng_key, num_probes)
 
+
+def _trace_fn(model: Model) -> Callable[[Array, RowBlocks, Array, int], float]:
     @jax.jit
     def quadratic_forms(position: Array, blocks: RowBlocks, probes: Array) -> Array:
         def form(function: Callable[[Array], Array], sign: Array) -> Array:
@@ -227,8 +234,12 @@ def hessian_trace(
 
         return lax.map(of_probe, probes)
 
-    probes = jax.random.rademacher(rng_key, (num_probes, model.dim), jnp.float32)
-    return -float(np.mean(np.asarray(quadratic_forms(position, blocks, probes), np.float64)))
+    def trace(position: Array, blocks: RowBlocks, rng_key: Array, num_probes: int) -> float:
+        probes = jax.random.rademacher(rng_key, (num_probes, model.dim), jnp.float32)
+        forms = np.asarray(quadratic_forms(position, blocks, probes), np.float64)
+        return -float(np.mean(forms))
+
+    return trace
 
 
 def find_map(
@@ -241,8 +252,8 @@ def find_map(
 ) -> MapEstimate:
     """Maximise the log posterior over all rows.
 
-    Up to ``settings.max_newton_dim`` dimensions: Newton's method, the step damped (the Hessian
-    shifted until it is positive definite, then the step halved) until the log density rises. Above:
+    Up to ``settings.max_newton_dim`` dimensions: Newton's method, the Hessian made
+    positive definite where it is not and the step halved until the log density rises. Above:
     Adam on minibatches, then L-BFGS with a zoom line search on all rows. Both end when the relative
     gradient norm is below ``settings.tolerance``, when float32 positions allow no further progress,
     or after the stated number of iterations; the norm that was reached is in the result.
@@ -289,18 +300,14 @@ def _relative(gradient_norm: float, trace: float) -> float:
     return gradient_norm / float(np.sqrt(trace)) if trace > 0 else float("inf")
 
 
-def _damped_step(current: _Derivatives) -> np.ndarray:
-    """(H + mu I)^-1 gradient with the smallest tried mu >= 0 that makes it an ascent, ``[dim]``."""
-    matrix = -current.hessian
-    scale = max(float(np.max(np.abs(np.diag(matrix)))), 1e-6)
-    shift = 0.0
-    while True:
-        try:
-            factor = np.linalg.cholesky(matrix + shift * np.eye(len(matrix)))
-        except np.linalg.LinAlgError:
-            shift = max(10 * shift, 1e-6 * scale)
-            continue
-        return np.linalg.solve(factor.T, np.linalg.solve(factor, current.gradient))
+def _ascent_step(gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
+    """|H|^-1 gradient ``[dim]``: Newton's step where H is positive definite, uphill anywhere.
+
+    |H| has the absolute values of the eigenvalues of H (Gill, Murray and Wright, 1981, 4.4.2).
+    """
+    values, vectors = np.linalg.eigh(-hessian)
+    sizes = np.maximum(np.abs(values), 1e-10 * np.max(np.abs(values)) + 1e-30)
+    return vectors @ ((vectors.T @ gradient) / sizes)
 
 
 def _newton(
@@ -311,9 +318,11 @@ def _newton(
     settings: MapSettings,
     reporter: Reporter,
 ) -> MapEstimate:
-    derivatives = _derivatives_fn(model)
+    """Newton's method; one step more after the tolerance is met, as it squares the error."""
+    derivatives = _derivatives_fn(model, second_order=True)
 
     def norms(at: _Derivatives) -> tuple[float, float]:
+        assert at.hessian is not None, "asked for"
         gradient_norm = float(np.linalg.norm(at.gradient))
         return gradient_norm, _relative(gradient_norm, -float(np.trace(at.hessian)))
 
@@ -321,13 +330,13 @@ def _newton(
     current = derivatives(position, blocks)
     _check_finite(model, "at the start", float(current.value), norms(current)[0])
     num_iterations = 0
-    while num_iterations < settings.max_newton_iterations:
-        if norms(current)[1] <= settings.tolerance:
-            break
-        num_iterations += 1
+    close = False
+    while num_iterations < settings.max_newton_iterations and not close:
+        close = norms(current)[1] <= settings.tolerance
         improved = _line_search(derivatives, position, current, blocks)
         if improved is None:
             break
+        num_iterations += 1
         position, current = improved
     gradient_norm, relative = norms(current)
     return MapEstimate(
@@ -340,20 +349,23 @@ def _line_search(
     position: Array,
     current: _Derivatives,
     blocks: RowBlocks,
-    max_halvings: int = 20,
+    max_halvings: int = 40,
 ) -> tuple[Array, _Derivatives] | None:
     """Halve Newton's step until it is an improvement; ``None`` if it never is.
 
     Close to the mode the rise of the log density is below the rounding of float32 terms; there a
     smaller gradient decides.
     """
-    step = _damped_step(current)
+    assert current.hessian is not None, "asked for"
+    step = _ascent_step(current.gradient, current.hessian)
     rounding = 1e-7 * abs(float(current.value))
     for halvings in range(max_halvings):
         moved = np.asarray(position, np.float64) + step * 0.5**halvings
         candidate = jnp.asarray(moved, jnp.float32)
+        if np.array_equal(candidate, position):
+            return None
         new = derivatives(candidate, blocks)
-        if not (np.isfinite(new.value) and np.all(np.isfinite(new.hessian))):
+        if not all(np.all(np.isfinite(part)) for part in new if part is not None):
             continue
         rise = float(new.value - current.value)
         smaller = np.linalg.norm(new.gradient) < np.linalg.norm(current.gradient)
@@ -371,38 +383,31 @@ def _adam_then_lbfgs(
     reporter: Reporter,
 ) -> MapEstimate:
     key_adam, key_trace = jax.random.split(rng_key)
-    value_and_gradient = jax.jit(partial(_relative_value_and_gradient, model))
-    reference = jax.jit(partial(_reference, model))
-    log_density_at = jax.jit(partial(_log_density, model))
+    derivatives = _derivatives_fn(model, second_order=False)
+    trace = _trace_fn(model)
 
-    def checked_norm(position: Array, where: str) -> float:
-        log_density = float(log_density_at(position, blocks))
-        _, gradient = value_and_gradient(position, blocks, reference(position, blocks))
-        norm = float(np.linalg.norm(np.asarray(gradient, np.float64)))
+    def checked(position: Array, where: str) -> tuple[float, float]:
+        at = derivatives(position, blocks)
+        log_density, norm = float(at.value), float(np.linalg.norm(at.gradient))
         _check_finite(model, where, log_density, norm)
-        return norm
+        return log_density, norm
 
-    checked_norm(start, "at the start")
+    checked(start, "at the start")
     position = _adam(model, start, key_adam, settings, reporter)
-    checked_norm(position, "after Adam")
-    trace = hessian_trace(model, position, blocks, key_trace, settings.num_trace_probes)
-    position, num_iterations = _lbfgs(model, position, blocks, trace, settings, reporter)
-    gradient_norm = checked_norm(position, "after L-BFGS")
-    trace = hessian_trace(model, position, blocks, key_trace, settings.num_trace_probes)
+    checked(position, "after Adam")
+    size = trace(position, blocks, key_trace, settings.num_trace_probes)
+    position, num_iterations = _lbfgs(model, position, blocks, size, settings, reporter)
+    log_density, gradient_norm = checked(position, "after L-BFGS")
+    size = trace(position, blocks, key_trace, settings.num_trace_probes)
     return MapEstimate(
         position,
         gradient_norm,
-        _relative(gradient_norm, trace),
-        float(log_density_at(position, blocks)),
+        _relative(gradient_norm, size),
+        log_density,
         "adam+lbfgs",
         settings.num_adam_steps + num_iterations,
         0.0,
     )
-
-
-def _log_density(model: Model, position: Array, blocks: RowBlocks) -> Array:
-    total, _ = compensated_sum(lambda b: block_log_likelihood(model, position, *b), blocks)
-    return total + model.log_prior(position)
 
 
 def _reference(model: Model, position: Array, blocks: RowBlocks) -> tuple[Array, Array]:
