@@ -201,7 +201,7 @@ def stein_pair_sum(
             return products(jnp.int32(0))
         zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(products, jnp.int32(0)))
         added = lambda t, total: jax.tree.map(jnp.add, total, products(t))  # noqa: E731
-        return jax.lax.fori_loop(0, num_chunks, added, zeros)
+        return jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_chunks), added, zeros)
 
     def own_products(t: Array) -> tuple[Array, Array, Array]:
         xt, st = (
