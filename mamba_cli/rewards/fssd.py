@@ -234,7 +234,7 @@ def optimise_test_locations(
     c: float = 1.0,
     beta: float = -0.5,
     length_scale: float | None = None,
-    num_adam_steps: int = 100,
+    num_adam_steps: int = 50,
     learning_rate: float = 0.05,
 ) -> np.ndarray[Any, Any]:
     """Move test locations so that they maximise the FSSD of the draws.
@@ -287,13 +287,13 @@ def optimise_test_locations(
         jnp.asarray(start, jnp.float32),
         jnp.asarray(spread, jnp.float32),
         jnp.asarray([1 / score_scale, c, beta, length_scale or 1.0, learning_rate], jnp.float32),
+        jnp.asarray(num_adam_steps, jnp.int32),
         kernel=kernel,
-        num_adam_steps=num_adam_steps,
     )
     return np.asarray(centre + np.asarray(best, np.float64) * np.where(moved, spread, 1.0))
 
 
-@partial(jax.jit, static_argnames=("kernel", "num_adam_steps"))
+@partial(jax.jit, static_argnames=("kernel",))
 def _ascend(
     positions: Array,
     scores: Array,
@@ -301,9 +301,9 @@ def _ascend(
     start: Array,
     spread: Array,
     parameters: Array,
+    num_adam_steps: Array,
     *,
     kernel: str,
-    num_adam_steps: int,
 ) -> Array:
     """Adam on the locations in units of ``spread``; draws of weight zero are padding."""
     gradient_scale, c, beta, length_scale, learning_rate = parameters
@@ -321,23 +321,16 @@ def _ascend(
 
     optimizer = optax.adam(learning_rate)
 
-    def step(carry: Any, _: None) -> tuple[Any, None]:
+    def step(_: Array, carry: Any) -> Any:
         scaled, state, best, best_loss = carry
         loss, gradient = jax.value_and_grad(negative_log_square)(scaled)
-        better = loss < best_loss
-        best = jnp.where(better, scaled, best)
+        best = jnp.where(loss < best_loss, scaled, best)
         updates, state = optimizer.update(jnp.where(spread > 0, gradient, 0.0), state)
-        return (
-            optax.apply_updates(scaled, updates),
-            state,
-            best,
-            jnp.minimum(loss, best_loss),
-        ), None
+        return optax.apply_updates(scaled, updates), state, best, jnp.minimum(loss, best_loss)
 
     # One turn more than steps: the last only judges where the last step led.
     carry = (start, optimizer.init(start), start, jnp.asarray(jnp.inf, start.dtype))
-    (_, _, best, _), _ = jax.lax.scan(step, carry, length=num_adam_steps + 1)
-    found: Array = best
+    found: Array = jax.lax.fori_loop(jnp.int32(0), num_adam_steps + 1, step, carry)[2]
     return found
 
 
@@ -372,7 +365,7 @@ class FiniteSetSteinDiscrepancy:
     beta: float = -0.5
     length_scale: float | None = None
     statistic: str = "v"
-    num_adam_steps: int = 100
+    num_adam_steps: int = 50
     learning_rate: float = 0.05
     gradients: str = "full"
     name: str = field(default="fssd", init=False)
