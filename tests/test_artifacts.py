@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -442,6 +442,8 @@ def test_absent_json_is_none(tmp_path: Path) -> None:
         assert folder.read_best() is None
 
 
+@example(value=1e-05)
+@example(value=-1e22)
 @given(value=st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_is_the_same_to_a_json_and_to_a_yaml_reader(value: float) -> None:
     written = artifacts.to_json({"step_size": value})
@@ -573,6 +575,21 @@ def test_a_flipped_byte_never_reads_as_other_numbers(tmp_path: Path) -> None:
         for name, array in arrays.items():
             np.testing.assert_array_equal(loaded[0][name], array)
     assert absent > len(whole) / 5 / 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"'<f4'", b"'<f2'"), (b"(40, 1000)", b"(20, 1000)"), (b"False", b"True ")]
+)
+def test_a_header_that_became_another_valid_one_is_noticed(
+    tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    path = tmp_path / "arm.npz"
+    # Large enough that a reader of half of it never comes to the checksum at its end.
+    artifacts.write_arrays(path, {"draws": np.ones((40, 1000), np.float32)}, {})
+    whole = path.read_bytes()
+    assert old in whole
+    path.write_bytes(whole.replace(old, new, 1))
+    assert artifacts.read_arrays(path) is None
 
 
 def test_an_archive_of_something_else_counts_as_absent(tmp_path: Path) -> None:
