@@ -24,6 +24,9 @@ from mamba_cli.types import Array, Model, PyTree
 BLOCK_ROWS = 1024
 """Rows per block of a pass over all data: a block and its logits stay in the cache."""
 
+CHUNKS = (16, 32)
+"""Positions whose full-data gradients share one pass over the rows."""
+
 
 class EstimateFn(Protocol):
     def __call__(self, constants: PyTree, position: Array, minibatch: PyTree) -> Array: ...
@@ -77,12 +80,12 @@ def scaled_gradient(model: Model, position: Array, minibatch: PyTree) -> Array:
     return jax.grad(model.log_prior)(position) + scale * likelihood
 
 
-def full_gradients(model: Model, chunk: int = 32) -> Callable[[Array], Array]:
+def full_gradients(model: Model) -> Callable[[Array], Array]:
     """A function from positions ``[m, dim]`` to the full-data gradients there, ``[m, dim]``.
 
-    The data are read once per ``chunk`` of positions, in blocks of rows, so that m
-    gradients cost far less than m passes over memory. One program serves every m: the
-    last chunk is padded.
+    The data are read once per chunk of positions, in blocks of rows, so that m gradients
+    cost far less than m passes over memory. Two programs, for chunks of ``CHUNKS``
+    positions, serve every m: the last chunk is padded.
     """
     likelihood_gradients = jax.vmap(jax.grad(model.log_likelihood), in_axes=(0, None))
     prior_gradients = jax.vmap(jax.grad(model.log_prior))
@@ -96,8 +99,9 @@ def full_gradients(model: Model, chunk: int = 32) -> Callable[[Array], Array]:
 
     def gradients(positions: Array) -> Array:
         results = []
-        for start in range(0, len(positions), chunk):
-            part = np.asarray(positions[start : start + chunk], np.float32)
+        for start in range(0, len(positions), CHUNKS[-1]):
+            part = np.asarray(positions[start : start + CHUNKS[-1]], np.float32)
+            chunk = next(size for size in CHUNKS if size >= len(part))
             padding = np.repeat(part[-1:], chunk - len(part), axis=0)
             padded = jnp.asarray(np.concatenate([part, padding]))
             results.append(np.asarray(of_chunk(padded, model.data))[: len(part)])

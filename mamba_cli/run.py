@@ -35,7 +35,7 @@ from mamba_cli.ground_truth import GroundTruth, NutsSettings, nuts_ground_truth
 from mamba_cli.map_estimate import find_map
 from mamba_cli.tuners import given, grid, mamba
 from mamba_cli.tuners.result import Tuning
-from mamba_cli.types import Hyperparameters, Reward
+from mamba_cli.types import Hyperparameters, Model, Reward
 from mamba_cli.workbench import Seconds, Workbench
 
 
@@ -116,9 +116,10 @@ class Run:
 
     def prepare(self) -> Workbench:
         """The model, its MAP, and what chains are made of."""
-        model_name = self.settings.model
-        self._stage("model", f"{model_name}, {self.settings.num_train:,} training rows")
-        model = build(self.cfg.model.posterior, "model.posterior")
+        self._stage("model", self.settings.model)
+        model: Model = build(self.cfg.model.posterior, "model.posterior")
+        self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
+        self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
         saved = self.folder.load_checkpoint("map")
         if saved is None:
             position = np.asarray(
@@ -165,11 +166,9 @@ class Run:
 
     def _search(self, bench: Workbench) -> Tuning:
         tuner = self.settings.tuner
+        arms = [Hyperparameters(*point) for point in tuner.points(bench.model.num_data)]
         if isinstance(tuner, FixedSettings):
-            return given.tune(
-                Hyperparameters(tuner.step_size, tuner.batch_size, tuner.num_integration_steps)
-            )
-        arms = [Hyperparameters(*point) for point in tuner.grid.points()]
+            return given.tune(arms[0])
         common: dict[str, Any] = {
             "max_draws": tuner.max_draws,
             "rng_key": self.key_tune,
