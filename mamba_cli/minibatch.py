@@ -12,10 +12,10 @@ x = left * b + right with left < a, right < b, a * b >= N, and half-rounds alter
 
 with independent keyed hashes F_k; values >= N are sent through again (cycle walking).
 Each half-round is invertible, so the indices are distinct by construction. How near a
-*pair* of indices is to uniform after r half-rounds of random F is an exact
-three-state Markov chain (see :func:`pair_distance`); r is chosen so that the distance
-is below 1e-6 whatever the pair. Mean and covariance of the gradient noise depend on
-the inclusion of single indices and of pairs only.
+*pair* of indices is to uniform after r half-rounds of random F is known exactly (see
+:func:`pair_distance`); r is chosen so that the distance is below 1e-6 whatever the
+pair. Mean and covariance of the gradient noise depend on the inclusion of single
+indices and of pairs only.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from mamba_cli.types import Array, Minibatcher, PyTree
 
 PAIR_TOLERANCE = 1e-6
 
+MAX_NUM_DATA = 2**30
+"""Up to here both factors are below 2^16, as the hash needs, and indices fit an int32."""
+
 
 def gather(rows: PyTree, indices: Array) -> PyTree:
     """Rows ``indices`` of every leaf; the caller guarantees 0 <= index < num_data."""
@@ -45,6 +48,7 @@ def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
     At ``batch_size == num_data`` the minibatch is the data themselves: nothing is
     drawn and nothing is copied.
     """
+    assert 1 <= batch_size <= num_data, (batch_size, num_data)
 
     def draw(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
         if batch_size == num_data:
@@ -74,7 +78,7 @@ def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
     """
     left_size, right_size = factorise(num_data)
     num_half_rounds = half_rounds(left_size, right_size)
-    keys = jax.random.bits(rng_key, (num_half_rounds,), jnp.uint32)
+    keys = jax.random.bits(rng_key, (num_half_rounds, 2), jnp.uint32)
 
     def permute(index: Array) -> Array:
         left = index // np.uint32(right_size)
@@ -86,14 +90,17 @@ def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
                 right = _add_modulo(right, _hash(left, keys[k], right_size), right_size)
         return left * np.uint32(right_size) + right
 
-    indices = permute(jnp.arange(num_indices, dtype=jnp.uint32))
-    if left_size * right_size > num_data:
-        limit = np.uint32(num_data)
-        indices = lax.while_loop(
-            lambda i: jnp.max(i) >= limit,
-            lambda i: jnp.where(i >= limit, permute(i), i),
-            indices,
-        )
+    counters = jnp.arange(num_indices, dtype=jnp.uint32)
+    if left_size * right_size == num_data:
+        return permute(counters).astype(jnp.int32)
+
+    def walk(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        indices, outside = state
+        indices = jnp.where(outside, permute(indices), indices)
+        return indices, indices >= np.uint32(num_data)
+
+    everywhere = jnp.ones(num_indices, bool)
+    indices, _ = lax.while_loop(lambda state: jnp.any(state[1]), walk, (counters, everywhere))
     return indices.astype(jnp.int32)
 
 
@@ -104,14 +111,16 @@ def _add_modulo(value: Array, increment: Array, modulus: int) -> Array:
     return jnp.minimum(total, total - np.uint32(modulus))
 
 
-def _hash(value: Array, key: Array, size: int) -> Array:
-    """A keyed hash of ``value`` to {0, ..., size-1}, for size < 2^16.
+def _hash(value: Array, keys: Array, size: int) -> Array:
+    """A hash of ``value`` to {0, ..., size-1} under two random words, for size < 2^16.
 
-    The range reduction is the high word of hash times size (Lemire, 2019), built from
-    16-bit halves where 32-bit products would overflow; its bias is below size^2 / 2^32.
+    The multiplier is random too: with a fixed one, whether two values collide would
+    depend on how they differ, up to 2.7 times as often as 1 / size. The range reduction
+    is the high word of hash times size (Lemire, 2019), built from 16-bit halves where
+    32-bit products would overflow; its bias is below size^2 / 2^32.
     """
-    bits = (value ^ key) * np.uint32(0x9E3779B1)
-    bits = (bits ^ (bits >> 15)) * np.uint32(0x85EBCA77)
+    bits = (value ^ keys[0]) * np.uint32(0x9E3779B1)
+    bits = (bits ^ (bits >> 15)) * (keys[1] | np.uint32(1))
     bits = bits ^ (bits >> 13)
     factor = np.uint32(size)
     width = 32 - int(size).bit_length()
@@ -123,13 +132,13 @@ def _hash(value: Array, key: Array, size: int) -> Array:
 
 @lru_cache(maxsize=64)
 def factorise(num_data: int) -> tuple[int, int]:
-    """(a, b) with a * b >= num_data, as little above as possible, a / b within [1/4, 4].
+    """(a, b) with a * b >= num_data, as little above as possible, a / b within [1/4, 1].
 
     Both are at least 2 from four rows on: with one of them 1 the network is a rotation,
     which is uniform on subsets of three rows but not of more.
     """
-    if num_data >= 2**32:
-        raise ValueError(f"num_data={num_data} is above 2^32 - 1, the largest index drawn here")
+    if num_data > MAX_NUM_DATA:
+        raise ValueError(f"num_data={num_data} is above {MAX_NUM_DATA}, the most rows drawn from")
     root = math.isqrt(num_data - 1) + 1
     smallest = 2 if num_data > 3 else 1
     candidates = range(root, max(root // 2, smallest) - 1, -1)
@@ -140,23 +149,30 @@ def factorise(num_data: int) -> tuple[int, int]:
 def pair_distance(left_size: int, right_size: int, num_half_rounds: int) -> float:
     """Worst total variation distance from uniform of a pair of distinct indices.
 
-    For random round functions, a pair is in one of three states: equal right
-    parts, equal left parts, or both different; within a state it is uniform as soon
-    as both halves have been moved. A half-round on the left leaves a pair with equal
-    right parts as it is and gives every other pair independent uniform left parts;
-    likewise on the right. The distance is exact over the states, maximised over the
-    state the pair starts in.
+    For random round functions, what a pair does depends on the differences of its left
+    and of its right parts alone. A half-round on the left leaves a pair with equal right
+    parts as it is and gives every other pair a uniform left difference; likewise on the
+    right. So a difference is 0, the one the pair started with, or any of the others with
+    equal probability, and the law over these three by three classes is exact. (The place
+    of the pair is uniform after two half-rounds.)
     """
     a, b = left_size, right_size
     if min(a, b) == 1:  # one half is constant: a rotation, exact for single indices
         return 0.0
-    uniform = np.array([a - 1, b - 1, (a - 1) * (b - 1)]) / (a * b - 1)
-    on_left = np.array([[1, 0, 0], [0, 1 / a, 1 - 1 / a], [0, 1 / a, 1 - 1 / a]])
-    on_right = np.array([[1 / b, 0, 1 - 1 / b], [0, 1, 0], [1 / b, 0, 1 - 1 / b]])
-    law = np.eye(3)
-    for k in range(num_half_rounds):
-        law = law @ (on_left if k % 2 == 0 else on_right)
-    return float(np.max(np.sum(np.abs(law - uniform), axis=1)) / 2)
+    left_law, right_law = np.array([1, 1, a - 2]) / a, np.array([1, 1, b - 2]) / b
+    uniform = np.outer(left_law, right_law) * (a * b / (a * b - 1))
+    uniform[0, 0] = 0.0
+    distances = []
+    for start in ((1, 0), (0, 1), (1, 1)):
+        law = np.zeros((3, 3))
+        law[start] = 1.0
+        for k in range(num_half_rounds):
+            if k % 2 == 0:
+                law[:, 1:] = left_law[:, None] * law[:, 1:].sum(axis=0)
+            else:
+                law[1:, :] = law[1:, :].sum(axis=1, keepdims=True) * right_law
+        distances.append(np.sum(np.abs(law - uniform)) / 2)
+    return float(max(distances))
 
 
 @lru_cache(maxsize=64)
