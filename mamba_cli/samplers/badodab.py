@@ -54,12 +54,14 @@ def badodab(gradient: GradientFn, *, diffusion: float = 0.01) -> Kernel:
     step of ``sgnht``. The variance in O is positive for either sign of :math:`\alpha`
     and tends to :math:`2ah` as :math:`\alpha \to 0`; see ``exprel``.
 
-    The thermostat stands still on average only where :math:`v^\top v/D`, averaged over
-    the two D parts (immediately before and after O), is :math:`h`. It is *not* the
-    momentum of the state returned that has this variance: that one is a half kick
-    later. On a Gaussian with exact gradients and a thermostat that has settled (many
-    dimensions), the positions have exactly the variance of the target at every stable
-    step size (:math:`h\lambda < 4`).
+    **What holds exactly.** The thermostat stands still on average only where
+    :math:`v^\top v/D`, averaged over the two D parts (immediately before and after O),
+    is :math:`h`. These lie a half kick on either side of the momentum of the state, so
+    that :math:`E\|v\|^2/D + \tfrac{h^2}{4} E\|g\|^2/D = h` in the states returned. On a
+    Gaussian of curvature :math:`\lambda`, with exact gradients and in the limit of many
+    dimensions, the positions have exactly the variance :math:`1/\lambda` for every
+    :math:`h\lambda < 4`; with noisy gradients the error is of second order in
+    :math:`\Delta t`, where that of ``sgnht`` is of first.
 
     Parameters
     ----------
@@ -125,6 +127,4 @@ def exprel(x: Array) -> Array:
 
     Positive for every :math:`x`, and without cancellation or 0/0 near zero.
     """
-    near_zero = jnp.abs(x) < 1e-6
-    nonzero = jnp.where(near_zero, 1.0, x)
-    return jnp.where(near_zero, 1.0 + 0.5 * x, jnp.expm1(nonzero) / nonzero)
+    return jnp.where(jnp.abs(x) < 1e-6, 1.0 + 0.5 * x, jnp.expm1(x) / x)

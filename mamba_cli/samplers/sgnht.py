@@ -33,6 +33,12 @@ def sgnht(gradient: GradientFn, *, diffusion: float = 0.01) -> Kernel:
     The thermostat stands still on average only where
     :math:`E\|v\|^2/D = h`, whatever the variance of the gradient noise.
 
+    On a Gaussian of curvature :math:`\lambda` with gradient noise of variance :math:`V`,
+    in the limit of many dimensions, the thermostat settles at the smaller root of
+    :math:`\alpha(2 - \alpha - h\lambda/2) = 2a + hV` and the positions have the variance
+    :math:`(1 - \alpha/2)/\lambda`. Without a real root,
+    :math:`2a + hV > (1 - h\lambda/4)^2`, there is no such law and the chain runs away.
+
     The paper's line for the position, :math:`x_{n+1} = x_{n+1} + v_n`, is a misprint;
     the order here (momentum, position with the *new* momentum, thermostat) is that of
     Ding et al., Algorithm 2.

@@ -141,12 +141,3 @@ def test_the_same_key_gives_the_same_chain_and_another_key_another(option):
 def test_a_huge_step_size_ends_in_numbers_that_are_not_finite(option):
     _, states, _ = run(kernel_of(option), jax.random.key(0), jnp.float32(1e6))
     assert not np.isfinite(states.position[-1]).all()
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_chains_can_be_mapped_over(option):
-    kernel, step_size = kernel_of(option), jnp.float32(0.01)
-    keys = jax.random.split(jax.random.key(3), 4)
-    _, together, _ = jax.vmap(lambda key: run(kernel, key, step_size))(keys)
-    _, alone, _ = run(kernel, keys[2], step_size)
-    np.testing.assert_allclose(together.position[2], alone.position, rtol=1e-4, atol=1e-5)

@@ -156,6 +156,21 @@ def test_the_bias_of_the_position_is_half_the_thermostat(step_size, noise_varian
     assert covariance[0, 0] == pytest.approx((1 - law.thermostat / 2) / 2.0, rel=1e-9)
 
 
+def test_it_runs_away_where_no_thermostat_balances_the_noise():
+    h, curvature, noise_variance = 0.5, 2.0, 1.0
+    assert 2 * HIGH_DIFFUSION + h * noise_variance > (1 - h * curvature / 4) ** 2
+    moments = run(
+        HIGH,
+        shape=(16, 8192),
+        step_size=h,
+        curvature=curvature,
+        noise_variance=noise_variance,
+        num_draws=100,
+        num_burn_in=100,
+    )
+    assert not np.isfinite(moments.position).any()
+
+
 @pytest.mark.parametrize("diffusion", [-0.01, float("nan"), float("inf"), "some", None])
 def test_a_diffusion_out_of_range_is_named(diffusion):
     with pytest.raises(ConfigError, match=f"sampler.kernel.diffusion={diffusion!r}: must be"):
