@@ -105,7 +105,7 @@ class Chain:
 
     @property
     def nonfinite_step(self) -> int | None:
-        """Number (from 1) of the step whose position is not finite, or None."""
+        """Number (from 1) of the first step whose position squared is not finite, or None."""
         return int(self.carry.nonfinite_step) or None
 
     @property
@@ -362,7 +362,8 @@ class ChainProgram:
                 )
             minibatch, scheme_state = self._minibatcher.draw(key_batch, carry.minibatch, rows)
             state = kernel.step(key_step, state, minibatch, step_size)
-            finite = jnp.isfinite(jnp.sum(state.position))
+            # The square, so that a draw whose second moment would overflow is not summed.
+            finite = jnp.isfinite(jnp.vdot(state.position, state.position))
             moved = carry._replace(
                 sampler=state,
                 minibatch=scheme_state,
