@@ -161,6 +161,12 @@ def test_newton_leaves_a_region_where_the_log_density_is_convex() -> None:
     assert found.relative_gradient_norm < 1e-4
 
 
+def test_the_step_is_uphill_whatever_the_curvature() -> None:
+    """H = diag(2, -1): Newton's own step would go down along the second axis."""
+    step = map_estimate._ascent_step(np.asarray([2.0, 3.0]), -np.diag([2.0, -1.0]))
+    np.testing.assert_allclose(step, [1.0, 3.0])
+
+
 def test_adam_and_lbfgs_reach_the_closed_form_in_high_dimension() -> None:
     model = _linear(num_data=2000, dim=250)
     x, y = (np.asarray(model.data[k], np.float64) for k in ("x", "y"))
