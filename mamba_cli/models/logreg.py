@@ -125,7 +125,9 @@ def logistic_regression(
         for j in range(1, dim):
             covariates[:, j] *= innovation
             covariates[:, j] += np.float32(correlation) * covariates[:, j - 1]
-        logits = covariates @ true_position.astype(np.float32)
+        # In float64, so that no label hangs on the order in which a CPU's BLAS sums: the data,
+        # and with them the digest, are the same everywhere.
+        logits = covariates.astype(np.float64) @ true_position
         uniforms = rng.random(num_rows, dtype=np.float32)
         return covariates, uniforms < 1.0 / (1.0 + np.exp(-logits))
 
