@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,15 +47,6 @@ MAX_DENSE_DIM = 1000
 """Above this a Hessian is too large: chains start from an isotropic spread, unwhitened."""
 
 SILENT = SilentReporter()
-
-
-class DigestedModel(Model, Protocol):
-    """A model that can say which posterior it is."""
-
-    @property
-    def digest(self) -> str:
-        """Sha256 of everything the posterior depends on: data and hyperparameters."""
-        ...
 
 
 def _require(name: str, value: object, allowed: bool, what: str) -> None:
@@ -165,7 +156,7 @@ class GroundTruth(NamedTuple):
     provenance: dict[str, Any]
 
 
-def digest(model: DigestedModel, settings: NutsSettings) -> str:
+def digest(model: Model, settings: NutsSettings) -> str:
     """First 16 hex digits of the sha256 of everything the ground truth depends on.
 
     That is the model with its data and hyperparameters, the settings that change draws, the seed,
@@ -708,7 +699,7 @@ def bulk_and_tail_ess(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def diagnose(
-    model: DigestedModel, settings: NutsSettings, samples: Samples, finished: datetime.datetime
+    model: Model, settings: NutsSettings, samples: Samples, finished: datetime.datetime
 ) -> GroundTruth:
     """Moments, R-hat, ESS and provenance of ``samples``."""
     ess_bulk, ess_tail = bulk_and_tail_ess(samples.draws)
@@ -775,13 +766,13 @@ def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
 _ARRAYS = ("mean", "std", "r_hat", "ess_bulk", "ess_tail")
 
 
-def cache_path(model: DigestedModel, settings: NutsSettings, folder: Path) -> Path:
+def cache_path(model: Model, settings: NutsSettings, folder: Path) -> Path:
     """``<folder>/<model>-<digest>.npz``."""
     return folder / f"{model.name}-{digest(model, settings)}.npz"
 
 
 def load(
-    model: DigestedModel,
+    model: Model,
     settings: NutsSettings,
     *,
     cache_dir: Path,
@@ -815,7 +806,7 @@ def save(truth: GroundTruth, path: Path) -> None:
 
 
 def nuts_ground_truth(
-    model: DigestedModel,
+    model: Model,
     map_position: Array,
     settings: NutsSettings = DEFAULT_SETTINGS,
     *,
