@@ -65,12 +65,15 @@ def evaluate(
     program, _ = bench.program(hyperparameters.batch_size)
     chain = program.start(rng_key, bench.start, hyperparameters)
     reporter.start("evaluation", budget_s, "s")
+    moved = True
     while chain.nonfinite_step is None:
         remaining_s = budget_s - chain.elapsed_s
-        pieces = max(1, round(remaining_s / SECONDS_PER_ADVANCE))
-        before = chain
+        pieces = max(1, round(remaining_s / SECONDS_PER_ADVANCE)) if moved else 1
+        before_s, num_steps = chain.elapsed_s, chain.num_steps
         chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
-        reporter.update(min(chain.elapsed_s, budget_s) - min(before.elapsed_s, budget_s))
+        # Where a piece is too short for one step, the whole remainder is tried.
+        moved = chain.num_steps > num_steps
+        reporter.update(min(chain.elapsed_s, budget_s) - min(before_s, budget_s))
         if pieces == 1 or chain.elapsed_s >= budget_s:
             break
     reporter.finish()

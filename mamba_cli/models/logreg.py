@@ -129,7 +129,8 @@ def logistic_regression(
         # and with them the digest, are the same everywhere.
         logits = covariates.astype(np.float64) @ true_position
         uniforms = rng.random(num_rows, dtype=np.float32)
-        return covariates, uniforms < 1.0 / (1.0 + np.exp(-logits))
+        with np.errstate(over="ignore"):  # exp(-u) = inf is a probability of 0
+            return covariates, uniforms < 1.0 / (1.0 + np.exp(-logits))
 
     signed_rows, labels = simulate(num_train)
     signed_rows *= np.where(labels, np.float32(1), np.float32(-1))[:, None]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from mamba_cli.chain import Budget, advance
-from mamba_cli.tuners.mamba import is_out_of_memory
+from mamba_cli.tuners.mamba import first_line, is_out_of_memory
 from mamba_cli.tuners.result import Checkpoints, Tuning
 from mamba_cli.tuners.scoring import Score, failure, is_constant
 from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, SilentReporter
@@ -94,16 +94,12 @@ def _run_point(
     key_noise, key_chain = jax.random.split(jax.random.fold_in(rng_key, index))
     noise = np.asarray(jax.random.normal(key_noise, bench.start.shape))
     position = (bench.start + noise_scale * noise).astype(np.float32)
-    num_steps, elapsed_s, compile_s, num_draws = (
-        num_iterations * arm.num_integration_steps,
-        0.0,
-        0.0,
-        0,
-    )
+    num_steps, num_draws, elapsed_s, compile_s = 0, 0, 0.0, 0.0
     try:
         program, compile_s = bench.program(arm.batch_size)
         chain = program.start(key_chain, position, arm)
-        chain = advance(program, chain, Budget(steps=num_steps), bench.clock)
+        wanted = num_iterations * arm.num_integration_steps
+        chain = advance(program, chain, Budget(steps=wanted), bench.clock)
         bench.seconds.sampling += chain.elapsed_s
         elapsed_s, num_steps, num_draws = chain.elapsed_s, chain.num_steps, chain.num_draws
         began = bench.clock()
@@ -116,7 +112,7 @@ def _run_point(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        score = Score(math.nan, 0, 0.0, "out_of_memory", str(error).splitlines()[0])
+        score = Score(math.nan, 0, 0.0, "out_of_memory", first_line(error))
     return ArmRecord(
         rung=0,
         arm=index,

@@ -111,14 +111,13 @@ class Halving:
             chain = advance(program, chain, Budget(seconds=rung.seconds), self.bench.clock)
             self.bench.seconds.sampling += chain.elapsed_s - before_s
             chain = chain.compact(2 * num_scored)
+            arm = replace(arm, chain=chain)
             key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), 1000 + number)
             score = self.scorer.score(chain, num_scored, key, rung.seconds)
-            arm = replace(arm, chain=chain)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            arm = replace(arm, chain=None)
-            score = Score(float("nan"), 0, 0.0, "out_of_memory", str(error).splitlines()[0])
+            score = Score(float("nan"), 0, 0.0, "out_of_memory", first_line(error))
         return arm, self.record(arm, number, rung, compile_s, score)
 
     def record(
@@ -219,6 +218,11 @@ def tune(
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on the device."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _save(store: Checkpoints, bench: Workbench, next_rung: int, arms: Sequence[Arm]) -> None:
