@@ -135,16 +135,20 @@ def pad_draws(
         dtype, padded_dim = np.float64, dim
     # Rounded to the draws' own precision, the centre is subtracted from tight clusters exactly.
     centre = positions.mean(axis=0, dtype=np.float64).astype(positions.dtype)
-    if dtype == np.float64:
-        centre, scores = centre.astype(np.float64), scores.astype(np.float64)
-    centred = np.subtract(positions, centre)
-    position_scale, score_scale = _power_of_two(centred), _power_of_two(scores)
-    padded = np.zeros((2, bucket, padded_dim), dtype)
-    np.multiply(centred, 1 / position_scale, out=padded[0, :num_draws, :dim], casting="same_kind")
-    np.multiply(scores, 1 / score_scale, out=padded[1, :num_draws, :dim], casting="same_kind")
+    padded_positions = np.zeros((bucket, padded_dim), dtype)
+    padded_scores = np.zeros((bucket, padded_dim), dtype)
+    true_positions = padded_positions[:num_draws, :dim]
+    true_scores = padded_scores[:num_draws, :dim]
+    # Inputs of higher precision are centred in it and rounded afterwards.
+    wider = np.result_type(positions.dtype, dtype)
+    np.subtract(positions, centre, out=true_positions, dtype=wider, casting="same_kind")
+    true_scores[...] = scores
+    position_scale, score_scale = _power_of_two(true_positions), _power_of_two(true_scores)
+    true_positions *= 1 / position_scale
+    true_scores *= 1 / score_scale
     return SteinOperands(
-        positions=jnp.asarray(padded[0]),
-        scores=jnp.asarray(padded[1]),
+        positions=jnp.asarray(padded_positions),
+        scores=jnp.asarray(padded_scores),
         weights=jnp.asarray(np.arange(bucket) < num_draws, jnp.float64),
         position_scale=jnp.asarray(position_scale, jnp.float64),
         score_scale=jnp.asarray(score_scale, jnp.float64),
