@@ -21,18 +21,33 @@ from mamba_cli.types import Array
 
 @jax.custom_jvp
 def log_sigmoid(logit: Array) -> Array:
-    """log sigma(u) = -log(1 + exp(-u)), with derivative sigma(-u).
+    """log sigma(u) = min(u, 0) - log(1 + exp(-|u|)), with derivative sigma(-u).
 
-    The derivative is given by hand because autodiff of the stable form costs three
+    The derivatives are given by hand because autodiff of a stable form costs three
     transcendental functions where one is enough, and it is all a sampler needs.
     """
-    return -jnp.logaddexp(0.0, -logit)
+    return jnp.minimum(logit, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(logit)))
 
 
 @log_sigmoid.defjvp
 def _log_sigmoid_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (logit,), (tangent,) = primals, tangents
-    return log_sigmoid(logit), jax.nn.sigmoid(-logit) * tangent
+    return log_sigmoid(logit), sigmoid_of_minus(logit) * tangent
+
+
+@jax.custom_jvp
+def sigmoid_of_minus(logit: Array) -> Array:
+    """sigma(-u), in a form that shares exp(-|u|) with :func:`log_sigmoid` and never overflows."""
+    decay = jnp.exp(-jnp.abs(logit))
+    return jnp.where(logit > 0, decay, 1.0) / (1.0 + decay)
+
+
+@sigmoid_of_minus.defjvp
+def _sigmoid_of_minus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # By hand too: the derivative of |u| at 0 would make the curvature vanish there.
+    (logit,), (tangent,) = primals, tangents
+    value = sigmoid_of_minus(logit)
+    return value, -value * (1.0 - value) * tangent
 
 
 @dataclass(frozen=True, eq=False)
