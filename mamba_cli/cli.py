@@ -42,7 +42,14 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Entry point of ``mamba-run``; leaves by ``SystemExit`` with one of the codes above."""
-    sys.exit(_exit_code(sys.argv[1:]))
+    try:
+        code = _exit_code(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has enough; Python's own last flush must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
 
 
 @dataclass
@@ -110,6 +117,8 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except ValueError as error:
         # No job raises through Hydra, so this is its word on flags that do not go together.
         return _report(ConfigError(str(error)), jobs.verbose)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         return _report(error, jobs.verbose, get_args_parser().parse_args(arguments).overrides)
     if not jobs.failures:

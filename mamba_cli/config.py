@@ -180,6 +180,7 @@ class GroundTruthSettings:
     num_draws: int
     num_warmup: int
     num_chains: int
+    whiten: bool
     max_r_hat: float
     min_ess: float
     recompute: bool
@@ -573,7 +574,16 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
         section.refuse_unknown(("method",))
         return None
     section.refuse_unknown(
-        ("method", "num_draws", "num_warmup", "num_chains", "max_r_hat", "min_ess", "recompute")
+        (
+            "method",
+            "num_draws",
+            "num_warmup",
+            "num_chains",
+            "whiten",
+            "max_r_hat",
+            "min_ess",
+            "recompute",
+        )
     )
     num_chains = section.integer("num_chains", at_least=2)
     num_draws = section.integer("num_draws", at_least=4 * num_chains)
@@ -590,6 +600,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
         num_draws=num_draws,
         num_warmup=section.integer("num_warmup", at_least=1),
         num_chains=num_chains,
+        whiten=section.flag("whiten"),
         max_r_hat=max_r_hat,
         min_ess=section.above_zero("min_ess"),
         recompute=section.flag("recompute"),

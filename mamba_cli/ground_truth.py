@@ -416,6 +416,7 @@ def sample(
     reporter.start("ground truth: NUTS", settings.num_chains * total_steps, "draws")
     try:
         if progress.num_steps:
+            reporter.message(f"resuming after {progress.num_blocks} blocks of NUTS")
             reporter.update(settings.num_chains * progress.num_steps, "taken up again")
         while progress.num_steps < total_steps:
             state, z = _advance_block(programs, state, target, settings, progress, clock)
@@ -844,6 +845,10 @@ def nuts_ground_truth(
         known = load(model, settings, cache_dir=Path(cache_dir), search_dirs=search_dirs)
         if known is not None:
             check_converged(known, settings)
+            reporter.message(
+                f"ground truth: {known.num_draws:,} draws made on {known.provenance['finished']} "
+                f"are taken from {path.name}; R-hat at most {np.max(known.r_hat):.3f}"
+            )
             return known
     partial_dir = path.with_suffix(".partial")
     question = digest(model, settings)

@@ -38,6 +38,9 @@ from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import Hyperparameters, Model, Reward
 from mamba_cli.workbench import Seconds, Workbench
 
+COMMITTED_GROUND_TRUTH = Path("results") / "ground_truth"
+"""Where a checkout of the project has the default models' results, seen from its top."""
+
 
 def run(cfg: DictConfig) -> None:
     """Run one composed configuration to its end.
@@ -208,10 +211,12 @@ class Run:
                 num_draws=settings.num_draws,
                 num_warmup=settings.num_warmup,
                 num_chains=settings.num_chains,
+                whiten=settings.whiten,
                 max_r_hat=settings.max_r_hat,
                 min_ess=settings.min_ess,
             ),
             cache_dir=self.settings.results_dir / "ground_truth",
+            search_dirs=(COMMITTED_GROUND_TRUTH,),
             recompute=settings.recompute,
             reporter=self.console,
         )
