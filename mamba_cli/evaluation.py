@@ -66,16 +66,17 @@ def evaluate(
     chain = program.start(rng_key, bench.start, hyperparameters)
     reporter.start("evaluation", budget_s, "s")
     moved = True
+    pieces_s = SECONDS_PER_ADVANCE
     while chain.nonfinite_step is None:
         remaining_s = budget_s - chain.elapsed_s
-        pieces = max(1, round(remaining_s / SECONDS_PER_ADVANCE)) if moved else 1
-        before_s, num_steps = chain.elapsed_s, chain.num_steps
+        pieces = max(1, round(remaining_s / pieces_s))
+        steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
         chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
-        # Where a piece is too short for one step, the whole remainder is tried.
-        moved = chain.num_steps > num_steps
-        reporter.update(min(chain.elapsed_s, budget_s) - min(before_s, budget_s))
+        reporter.update(min(chain.elapsed_s, budget_s) - min(elapsed_before_s, budget_s))
         if pieces == 1 or chain.elapsed_s >= budget_s:
             break
+        if chain.num_steps == steps_before:
+            pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
     reporter.finish()
     bench.seconds.sampling += chain.elapsed_s
     chain = chain.compact()
