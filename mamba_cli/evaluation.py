@@ -65,7 +65,6 @@ def evaluate(
     program, _ = bench.program(hyperparameters.batch_size)
     chain = program.start(rng_key, bench.start, hyperparameters)
     reporter.start("evaluation", budget_s, "s")
-    moved = True
     pieces_s = SECONDS_PER_ADVANCE
     while chain.nonfinite_step is None:
         remaining_s = budget_s - chain.elapsed_s

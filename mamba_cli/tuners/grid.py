@@ -75,7 +75,9 @@ def tune(
         reporter.update(1, _describe(_best(records, sign), metric))
     reporter.finish()
     winner = _best(records, sign)
-    records = [r._replace(promoted=winner is not None and r.arm == winner.arm) for r in records]
+    if winner is not None:
+        winner = winner._replace(promoted=True)
+        records[winner.arm] = winner
     if store is not None:
         store.write_tuning(records)
     return Tuning(records, winner)

@@ -1,0 +1,177 @@
+"""Evaluation: a fresh chain on a posterior in closed form, and rows that say why they failed."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from fake_time import FakeClock, TimedProgram
+from gaussian_model import gaussian_mean
+
+from mamba_cli import gradients, minibatch
+from mamba_cli.evaluation import Evaluation, best_of, evaluate, repeat_key
+from mamba_cli.samplers.sgld import sgld
+from mamba_cli.types import ArmRecord, Hyperparameters
+from mamba_cli.workbench import Workbench
+
+MODEL = gaussian_mean(num_data=64, dim=3)
+MODE = MODEL.posterior_mean.astype(np.float32)
+GOOD = Hyperparameters(5e-3, 64)  # 0.3 of 1 / precision; all rows, so no gradient noise
+STEP_S = 1 / 8192
+
+
+@cache
+def compiled() -> TimedProgram:
+    program = TimedProgram(
+        gradients.standard(MODEL), sgld, minibatch.without_replacement, 64, capacity=400
+    )
+    program.clock = FakeClock()
+    program.compile(MODE)
+    return program
+
+
+def bench_of(cost_s: float = STEP_S) -> Workbench:
+    clock, program = FakeClock(), compiled()
+    program.clock, program.cost_s, program.cost_per_step_s = clock, cost_s, cost_s
+    program.dispatched = ()
+    bench = Workbench(
+        MODEL,
+        MODE,
+        gradients.standard(MODEL),
+        sgld,
+        minibatch.without_replacement,
+        400,
+        clock=clock,
+    )
+    bench._programs[64] = program
+    return bench
+
+
+def run(hyperparameters: Hyperparameters = GOOD, **changes: Any) -> Evaluation:
+    settings: dict[str, Any] = {
+        "budget_s": 4.0,
+        "max_draws": 200,
+        "rng_key": jax.random.key(1),
+        "reference_std": MODEL.posterior_std,
+    }
+    settings |= changes
+    bench = settings.pop("bench", None) or bench_of()
+    return evaluate(bench, hyperparameters, **settings)
+
+
+def test_a_good_chain_has_the_standard_deviations_of_the_posterior() -> None:
+    result = run()
+    row = result.row
+    assert (row["status"], row["reason"]) == ("ok", "")
+    # Of 32,768 draws with autocorrelation rho = 1 - h lambda / 2 = 0.84, variances have a
+    # relative standard error of √(2 (1 + rho²) / (1 - rho²) / draws) = 2 %, so deviations 1 %;
+    # SGLD's own law (FACTS: 2 / (2 - h lambda / 2) on the variance) makes them 4.1 % too wide.
+    widening = math.sqrt(2 / (2 - GOOD.step_size * MODEL.precision / 2))
+    np.testing.assert_allclose(result.std, widening * MODEL.posterior_std, rtol=0.045)
+    exact = run(reference_std=widening * MODEL.posterior_std)
+    assert exact.row["relative_std_error"] < 0.045
+    assert row["relative_std_error"] == pytest.approx(
+        np.linalg.norm(result.std - MODEL.posterior_std) / np.linalg.norm(MODEL.posterior_std)
+    )
+
+
+def test_the_row_counts_the_chain() -> None:
+    row = run().row
+    assert row["num_samples"] == row["num_steps"] == row["elapsed_s"] / STEP_S
+    assert row["elapsed_s"] == pytest.approx(4.0, rel=0.02)
+    assert row["num_scored"] == 200
+    assert row["step_size"] == 5e-3
+    assert row["log10_step_size"] == pytest.approx(-2.30103)
+    assert (row["batch_size"], row["batch_percent"]) == (64, 100.0)
+    assert row["num_integration_steps"] == 1
+
+
+def test_metrics_are_those_of_the_posterior() -> None:
+    row = run().row
+    # The KSD of exact draws with independent scores is about √(d (1 + lambda) / draws).
+    assert 0 < row["ksd"] < 3 * math.sqrt(3 * (1 + MODEL.precision) / 200)
+    # The predictive is linear in the position: the mean of 200 nearly independent draws.
+    scale = np.linalg.norm(np.asarray(MODEL.test_inputs), axis=1).max()
+    assert row["rmse"] < 5 * scale * MODEL.posterior_std[0] / math.sqrt(200 / 5)
+    assert row["accuracy"] == pytest.approx(1 / (1 + row["rmse"]))
+
+
+def test_without_a_reference_there_is_no_error_of_the_deviations() -> None:
+    row = run(reference_std=None).row
+    assert row["status"] == "ok"
+    assert "relative_std_error" not in row
+
+
+def test_the_key_decides_the_chain() -> None:
+    first, again, other = run(), run(), run(rng_key=jax.random.key(2))
+    np.testing.assert_array_equal(first.std, again.std)
+    assert not np.array_equal(first.std, other.std)
+    keys = {tuple(jax.random.key_data(repeat_key(jax.random.key(0), k)).tolist()) for k in range(5)}
+    assert len(keys) == 5
+
+
+def test_a_long_evaluation_is_one_chain_in_pieces() -> None:
+    bench = bench_of()
+    amounts: list[float] = []
+
+    class Listening:
+        def message(self, text: str) -> None: ...
+
+        def start(self, description: str, total: float, unit: str) -> None:
+            assert (total, unit) == (3.0, "s")
+
+        def update(self, amount: float, note: str = "") -> None:
+            amounts.append(amount)
+
+        def finish(self) -> None:
+            amounts.append(0.0)
+
+    row = run(bench=bench, budget_s=3.0, reporter=Listening()).row
+    assert len(amounts) == 3.0 / 0.5 + 1
+    assert sum(amounts) == pytest.approx(3.0, rel=0.02)
+    assert row["elapsed_s"] == pytest.approx(3.0, rel=0.02)
+    assert bench.seconds.sampling == row["elapsed_s"]
+
+
+@pytest.mark.parametrize(("cost_s", "num_steps"), [(0.7, 14), (2.0, 5), (9.0, 1), (15.0, 1)])
+def test_steps_longer_than_a_piece_are_made(cost_s: float, num_steps: int) -> None:
+    row = run(bench=bench_of(cost_s), budget_s=10.0).row
+    assert row["num_steps"] == num_steps
+    assert row["status"] == ("ok" if num_steps > 1 else "no_draws")
+
+
+def test_failures_are_rows_without_metrics() -> None:
+    failures = {
+        "diverged": run(Hyperparameters(10.0, 64)).row,
+        "frozen": run(Hyperparameters(1e-20, 64)).row,
+        "no_draws": run(bench=bench_of(100.0)).row,
+    }
+    for status, row in failures.items():
+        assert row["status"] == status
+        assert row["reason"]
+        assert not {"ksd", "relative_std_error", "rmse", "accuracy"} & set(row)
+    assert "step" in failures["diverged"]["reason"]
+    assert failures["no_draws"]["num_samples"] == 0
+
+
+def record(reward: float) -> ArmRecord:
+    counts = {name: 0 for name in ArmRecord._fields}
+    values = {"arm": 4, "step_size": 1e-5, "batch_size": 100, "num_integration_steps": 5}
+    return ArmRecord(**(counts | values | {"reward": reward, "status": "ok"}))  # type: ignore[arg-type]
+
+
+def test_best_is_what_the_winner_was() -> None:
+    assert best_of(record(2.5), 400) == {
+        "arm": 4,
+        "step_size": 1e-5,
+        "batch_size": 100,
+        "batch_percent": 25.0,
+        "num_integration_steps": 5,
+        "reward": 2.5,
+        "status": "ok",
+    }
+    assert best_of(record(math.nan), 400)["reward"] is None

@@ -1,0 +1,94 @@
+"""The workbench: programs made once, full-data scores, and predictions averaged over draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gaussian_model import GaussianMean, gaussian_mean
+
+from mamba_cli import gradients, minibatch
+from mamba_cli.samplers.sgld import sgld
+from mamba_cli.types import Array, Model
+from mamba_cli.workbench import PREDICTION_CHUNK, Workbench
+
+MODEL = gaussian_mean(num_data=64, dim=3)
+
+
+def bench_of(model: Model) -> Workbench:
+    return Workbench(
+        model,
+        np.zeros(model.dim, np.float32),
+        gradients.standard(model),
+        sgld,
+        minibatch.without_replacement,
+        capacity=8,
+    )
+
+
+def test_a_program_is_compiled_once_for_a_batch_size() -> None:
+    bench = bench_of(MODEL)
+    program, compile_s = bench.program(5)
+    assert compile_s > 0
+    assert (program.batch_size, program.capacity, program.keep_gradients) == (5, 8, False)
+    again, more_s = bench.program(5)
+    assert again is program
+    assert more_s == 0.0
+    assert bench.seconds.compile == compile_s
+
+
+def test_compilation_is_measured_on_the_injected_clock() -> None:
+    ticks = iter(range(100))
+    bench = replace(bench_of(MODEL), clock=lambda: float(next(ticks)))
+    _, compile_s = bench.program(5)
+    assert compile_s == int(compile_s) >= 1
+
+
+def test_scores_are_full_data_gradients() -> None:
+    positions = np.random.default_rng(0).normal(size=(40, 3))
+    scores = bench_of(MODEL).scores(positions)
+    assert isinstance(scores, np.ndarray)
+    expected = MODEL.precision * (MODEL.posterior_mean - positions)
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-3)
+
+
+@dataclass(frozen=True, eq=False)
+class Squares(GaussianMean):
+    """Predicts something that is not linear in the position: a mean of squares shows."""
+
+    def predict(self, position: Array, inputs: Array) -> Array:
+        return (inputs @ position) ** 2
+
+
+@pytest.mark.parametrize(
+    "num_draws",
+    [1, 2, PREDICTION_CHUNK - 1, PREDICTION_CHUNK, PREDICTION_CHUNK + 1, 3 * PREDICTION_CHUNK + 5],
+)
+def test_posterior_predictive_is_the_mean_over_draws(num_draws: int) -> None:
+    model = Squares(MODEL.data)
+    positions = np.random.default_rng(1).normal(size=(num_draws, 3)).astype(np.float32)
+    found = bench_of(model).posterior_predictive(positions)
+    inputs = np.asarray(model.test_inputs, np.float64)
+    expected = ((inputs @ positions.astype(np.float64).T) ** 2).mean(axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_padding_of_a_prediction_does_not_count() -> None:
+    # The last draw is the padding; its prediction overflows, and so must the mean, once.
+    model = Squares(MODEL.data)
+    positions = np.ones((3, 3), np.float32)
+    finite = bench_of(model).posterior_predictive(positions)
+    assert np.all(np.isfinite(finite))
+    positions[-1] = 1e30
+    assert np.all(np.isinf(bench_of(model).posterior_predictive(positions)))
+
+
+def test_test_inputs_are_arguments_of_the_prediction() -> None:
+    bench = bench_of(MODEL)
+    positions = np.ones((2, 3), np.float32)
+    first = bench.posterior_predictive(positions)
+    bench.model = GaussianMean(MODEL.data * 2)
+    np.testing.assert_allclose(bench.posterior_predictive(positions), 2 * first, rtol=1e-6)
+    assert isinstance(first, jnp.ndarray)
