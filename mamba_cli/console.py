@@ -80,51 +80,18 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def align(
-    rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, title: str = ""
-) -> str:
-    """Lay out a table: columns aligned, those that hold numbers alone to the right.
+def align(rows: Sequence[Sequence[str]], title: str) -> str:
+    """Lay out a table: columns aligned, ``title`` above a rule.
 
-    Parameters
-    ----------
-    rows
-        The cells; each row has as many as the first.
-    header
-        Names of the columns.
-    title
-        Stands above, with a rule below it.
+    Each row has as many cells as the first.
     """
-    lines = [[str(cell).replace("\n", " ") for cell in row] for row in rows]
-    everything = [list(header), *lines] if header else lines
-    num_columns = max((len(row) for row in everything), default=0)
-    assert all(len(row) == num_columns for row in everything), "rows of different lengths"
-    widths = [max(len(row[column]) for row in everything) for column in range(num_columns)]
-    numeric = [
-        bool(header) and all(_is_number(row[column]) for row in lines if row[column])
-        for column in range(num_columns)
+    lines = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    body = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in lines
     ]
-
-    def lay_out(row: Sequence[str]) -> str:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        return "  ".join(cells).rstrip()
-
-    body = [lay_out(row) for row in lines]
-    if header:
-        body = [lay_out(header), "  ".join("─" * width for width in widths), *body]
-    if title:
-        body = [title, "─" * max(len(line) for line in [title, *body]), *body]
-    return "\n".join(body)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace(",", "").removesuffix("%").removesuffix(" s"))
-    except ValueError:
-        return False
-    return True
+    return "\n".join([title, "─" * max(len(line) for line in [title, *body]), *body])
 
 
 class _Stream:
@@ -319,11 +286,14 @@ class Console:
 
     def summary(self, rows: Sequence[tuple[str, str]], title: str) -> None:
         """Print the closing table: a name and a value a line, on stdout."""
-        self._print(rows, None, title)
-
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """Print a table with named columns on stdout."""
-        self._print(rows, header, title)
+        self.finish()
+        for line in align(rows, title).splitlines():
+            logger.info("%s", line)
+        # Spelt before it is aligned: a letter may become several.
+        spelt = self._out.spelt
+        text = align([[spelt(cell) for cell in row] for row in rows], spelt(title))
+        self._out.write(f"\n{text}\n")
+        self._out.flush()
 
     def show(self, text: str) -> None:
         """Write one line to the terminal, above the bar; not logged."""
@@ -333,22 +303,6 @@ class Console:
         self._stream.flush()
         if self._bar is not None:
             self._bar.refresh()
-
-    def _print(
-        self, rows: Sequence[Sequence[str]], header: Sequence[str] | None, title: str
-    ) -> None:
-        self.finish()
-        for line in align(rows, header, title).splitlines():
-            logger.info("%s", line)
-        # Spelt before it is aligned: a letter may become several.
-        spelt = self._out.spelt
-        text = align(
-            [[spelt(cell) for cell in row] for row in rows],
-            header and [spelt(name) for name in header],
-            spelt(title),
-        )
-        self._out.write(f"\n{text}\n")
-        self._out.flush()
 
     def _close_bar(self) -> None:
         if self._bar is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_cli.console import Console, align, duration, size_note
+from mamba_cli.console import Console, duration, size_note
 from mamba_cli.types import Reporter
 
 
@@ -258,16 +258,6 @@ def test_the_summary_is_aligned_on_stdout() -> None:
     )
 
 
-def test_numbers_stand_to_the_right_under_their_names() -> None:
-    table = align([["3", "ok", "0.14"], ["12", "diverged", ""]], ["arm", "status", "KSD"])
-    assert table == ("arm  status     KSD\n───  ────────  ────\n  3  ok        0.14\n 12  diverged")
-
-
-def test_an_empty_table_is_its_header() -> None:
-    assert align([], ["arm"]) == "arm\n───"
-    assert align([]) == ""
-
-
 def test_stdout_that_is_not_utf8_gets_ascii() -> None:
     stream, out = Encoded("ascii", terminal=True), Encoded("ascii")
     with Console(stream, out) as console:
@@ -275,13 +265,10 @@ def test_stdout_that_is_not_utf8_gets_ascii() -> None:
         console.start("rung", 3.0, "s")
         console.update(1.5, "best → 0.3")
         console.finish()
-        console.table(["θ", "sd ± se"], [["ü", "1×2"]], "title…")
+        console.summary([("θ", "0.1 ± 0.2"), ("ü", "1×2")], "title…")
     assert "eta = 3 - 56 arms" in stream.text()
     assert "best -> 0.3" in stream.text()
-    assert (
-        out.text()
-        == "\ntitle...\n----------------\ntheta  sd +/- se\n-----  ---------\n?      1x2\n"
-    )
+    assert out.text() == "\ntitle...\n------------------\ntheta  0.1 +/- 0.2\n?      1x2\n"
 
 
 @pytest.mark.parametrize("code", [errno.EPIPE, errno.EIO])
