@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mamba_cli import metrics
+from mamba_cli.errors import ConfigError
 from mamba_cli.types import Array
 
 
@@ -127,11 +128,22 @@ def logistic_regression(
     correlation
         rho of the AR(1) correlation of neighbouring covariates, in (-1, 1).
     prior_variance
-        v of the prior N(0, v I), which the true coefficients are drawn from too.
+        v of the prior N(0, v I), which the true coefficients are drawn from too; above 0.
     data_seed
         Seed of the simulation (NumPy's PCG64); independent of the run's ``seed``.
     """
+
+    Raises
+    ------
+    ConfigError
+        ``correlation`` or ``prior_variance`` is out of its range.
     rng = np.random.default_rng(data_seed)
+    if not -1.0 < correlation < 1.0:
+        raise ConfigError(
+            f"model.correlation={correlation}: expected a number above -1 and below 1"
+        )
+    if not 0.0 < prior_variance < float("inf"):
+        raise ConfigError(f"model.prior_variance={prior_variance}: expected a positive number")
     true_position = rng.normal(scale=np.sqrt(prior_variance), size=dim)
 
     def simulate(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
