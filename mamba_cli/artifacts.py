@@ -993,8 +993,8 @@ def provenance(
     seconds: Mapping[str, float] | None = None,
     data_digests: Mapping[str, str] | None = None,
     num_concurrent_jobs: int = 1,
-    budget: str = "paper",
-    paper_size: bool | None = None,
+    budget: str,
+    paper_size: bool,
     reward: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What made a run's numbers, for ``provenance.json``.
@@ -1013,9 +1013,9 @@ def provenance(
     num_concurrent_jobs
         Jobs the launcher ran side by side: above 1, wall-clock budgets were shared.
     budget
-        The name of the budget; any but ``paper`` is not the paper's size.
+        The name of the budget.
     paper_size
-        Says otherwise, where a single key was changed.
+        Whether the run has the paper's size: a single key can take it away from ``paper``.
     reward
         The metric in the ``reward`` column of ``tuning.csv``: its name and direction.
 
@@ -1028,7 +1028,7 @@ def provenance(
     stages = [*TIMED_STAGES, *(stage for stage in spent if stage not in TIMED_STAGES)]
     values = {
         "budget": budget,
-        "paper_size": budget == "paper" if paper_size is None else paper_size,
+        "paper_size": paper_size,
         "seed": config.get("seed"),
         "start": start,
         "end": end,

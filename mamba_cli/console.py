@@ -51,19 +51,17 @@ _ASCII = str.maketrans(
 )
 
 
-def size_note(budget: str, paper_size: bool | None = None) -> str:
+def size_note(budget: str, paper_size: bool) -> str:
     """The warning that every output of a small run carries; empty at the paper's size.
 
     Parameters
     ----------
     budget
-        The name of the budget: ``paper`` is the paper's size, every other is not.
+        The name of the budget.
     paper_size
-        Says otherwise, where a single key was changed.
+        Whether the run has the paper's size: a single key can take it away from ``paper``.
     """
-    if budget == "paper" if paper_size is None else paper_size:
-        return ""
-    return f"budget={budget}: NOT the paper's size"
+    return "" if paper_size else f"budget={budget}: NOT the paper's size"
 
 
 def duration(seconds: float) -> str:
@@ -277,7 +275,7 @@ class Console:
         logger.info("%s", text)
         self.show(self._bold(text))
 
-    def banner(self, budget: str, paper_size: bool | None = None) -> None:
+    def banner(self, budget: str, paper_size: bool) -> None:
         """Say loudly that a run is not the paper's size, where it is not."""
         note = size_note(budget, paper_size)
         if note:

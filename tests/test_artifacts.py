@@ -898,6 +898,7 @@ def test_provenance_names_what_made_the_numbers() -> None:
         data_digests={"logreg": "sha256:abc"},
         num_concurrent_jobs=2,
         budget="quick",
+        paper_size=False,
         reward={"name": "ksd", "higher_is_better": False},
     )
     assert json.loads(artifacts.to_json(values)) == values
@@ -930,11 +931,11 @@ def test_provenance_names_what_made_the_numbers() -> None:
     assert set(values["git"]) == {"revision", "dirty"}
 
 
-def test_the_paper_budget_is_the_paper_size_unless_said_otherwise() -> None:
+def test_provenance_of_a_run_that_goes_on_has_no_end() -> None:
     now = datetime.datetime.now(datetime.UTC)
-    assert artifacts.provenance({}, start=now)["paper_size"] is True
-    assert artifacts.provenance({}, start=now, paper_size=False)["paper_size"] is False
-    assert artifacts.provenance({}, start=now)["end"] is None
+    values = artifacts.provenance({}, start=now, budget="paper", paper_size=True)
+    assert values["end"] is None
+    assert values["paper_size"] is True
 
 
 def test_the_thread_count_follows_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def console(terminal: Terminal) -> Iterator[Console]:
 
 
 def run_through(console: Console) -> None:
-    console.banner("quick")
+    console.banner("quick", False)
     console.stage(1, 3, "MAP")
     console.message("gradient norm 3e-4")
     console.stage(2, 3, "tune", "56 arms, 12.9 s")
@@ -331,13 +331,12 @@ def test_durations_are_said_as_a_person_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_only_the_paper_budget_carries_no_note() -> None:
-    assert size_note("paper") == ""
-    assert size_note("quick") == "budget=quick: NOT the paper's size"
-    assert size_note("paper", paper_size=False) == "budget=paper: NOT the paper's size"
-    assert size_note("quick", paper_size=True) == ""
+def test_only_a_run_of_the_papers_size_carries_no_note() -> None:
+    assert size_note("quick", False) == "budget=quick: NOT the paper's size"
+    assert size_note("paper", False) == "budget=paper: NOT the paper's size"
+    assert size_note("paper", True) == ""
 
 
 def test_nothing_is_said_at_the_papers_size(console: Console, terminal: Terminal) -> None:
-    console.banner("paper")
+    console.banner("paper", True)
     assert terminal.getvalue() == ""
