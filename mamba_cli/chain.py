@@ -355,7 +355,7 @@ class ChainProgram:
         # Steps use fold_in(key, 1), fold_in(key, 2), ...; 0 is left for the start.
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), 0)
         key_scheme, key_batch, key_init = jax.random.split(key, 3)
-        minibatch, scheme_state = self._minibatcher.draw(
+        minibatch, scheme_state = self._minibatcher.select(
             key_batch, self._minibatcher.init(key_scheme), rows
         )
         state = self._kernel(constants).init(key_init, position, minibatch, step_size)
@@ -401,7 +401,7 @@ class ChainProgram:
                     lambda s: s,
                     state,
                 )
-            minibatch, scheme_state = self._minibatcher.draw(key_batch, carry.minibatch, rows)
+            minibatch, scheme_state = self._minibatcher.select(key_batch, carry.minibatch, rows)
             state = kernel.step(key_step, state, minibatch, step_size)
             # The square, so that a draw whose second moment would overflow is not summed.
             finite = jnp.isfinite(jnp.vdot(state.position, state.position))

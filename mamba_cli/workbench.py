@@ -63,7 +63,7 @@ class Workbench:
     clock: Clock = time.perf_counter
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
-    _full_gradients: Callable[[Array], Array] | None = None
+    _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
     _predict_sum: Callable[[Array, Array, PyTree], Array] | None = None
 
     def program(self, batch_size: int) -> tuple[ChainProgram, float]:
@@ -86,7 +86,7 @@ class Workbench:
         """Gradients of the log posterior over all rows, ``[m, dim]`` for ``[m, dim]``."""
         if self._full_gradients is None:
             self._full_gradients = full_gradients(self.model)
-        return np.asarray(self._full_gradients(jnp.asarray(positions)))
+        return self._full_gradients(positions)
 
     def posterior_predictive(self, positions: np.ndarray) -> Array:
         """The mean over draws ``[m, dim]`` of the model's prediction for its test inputs."""
