@@ -24,7 +24,10 @@ SECONDS_PER_ADVANCE = 0.5
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one repeat (columns of ``metrics.csv``), the posterior mean and sd it found."""
+    """Metrics of one repeat (columns of ``metrics.csv``), the posterior mean and sd it found.
+
+    Both are NaN unless the row's status is ok.
+    """
 
     row: dict[str, Any]
     mean: np.ndarray
@@ -118,6 +121,7 @@ def evaluate(
     """
     reporter = reporter or SilentReporter()
     row = _empty_row(bench, hyperparameters)
+    nothing = np.full(bench.model.dim, np.nan)
     try:
         program, _ = bench.program(hyperparameters.batch_size)
         chain = program.start(rng_key, bench.start, hyperparameters)
@@ -127,13 +131,13 @@ def evaluate(
             "elapsed_s": chain.elapsed_s,
             "num_steps": chain.num_steps,
         }
-        return Evaluation(
-            row | _scored(bench, chain, max_draws, reference_std), chain.mean, chain.std
-        )
+        row |= _scored(bench, chain, max_draws, reference_std)
+        if row["status"] != "ok":
+            return Evaluation(row, nothing, nothing)
+        return Evaluation(row, chain.mean, chain.std)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        nothing = np.full(bench.model.dim, np.nan)
         failed = {"status": "out_of_memory", "reason": first_line(error)}
         return Evaluation(row | failed, nothing, nothing)
 

@@ -151,6 +151,7 @@ def test_failures_are_rows_without_metrics() -> None:
         "frozen": run(Hyperparameters(1e-20, 64)).row,
         "no_draws": run(bench=bench_of(100.0)).row,
     }
+    assert np.isnan(run(Hyperparameters(1e-20, 64)).std).all()
     for status, row in failures.items():
         assert row["status"] == status
         assert row["reason"]

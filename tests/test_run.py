@@ -84,7 +84,7 @@ FIXED = [
     "tuner.step_size=1e-4",
     "tuner.batch_percent=10",
     *(override for override in SMALL if not override.startswith("tuner.")),
-    "evaluation.budget_s=0.03",
+    "evaluation.budget_s=0.1",
 ]
 SHORT_TRUTH = [
     "ground_truth.num_draws=400",
@@ -245,20 +245,17 @@ def test_killed_while_sampling_the_ground_truth_the_finished_blocks_are_kept(
     overrides += ["ground_truth.num_draws=4000", "ground_truth.min_ess=50"]
     truth = tmp_path / "ground_truth"
 
-    def blocks() -> set[str]:
-        return {str(p.relative_to(truth)) for p in truth.rglob("*") if p.is_file()}
+    def num_blocks() -> int:
+        saved = [artifacts.read_arrays(path) for path in truth.rglob("state.npz")]
+        return max((found[1]["progress"]["num_blocks"] for found in saved if found), default=0)
 
-    kill_when(tmp_path, overrides, lambda: len(blocks()) >= 3)
+    kill_when(tmp_path, overrides, lambda: num_blocks() >= 2)
     assert not list(truth.glob("*.npz"))
-    (state,) = truth.rglob("state.npz")
-    saved = artifacts.read_arrays(state)
-    assert saved is not None
-    num_blocks = saved[1]["progress"]["num_blocks"]
-    assert num_blocks >= 2
+    at_the_kill = num_blocks()
     run(composed(*overrides))
     assert len(list(truth.glob("*.npz"))) == 1
     log = (folder_of(tmp_path, "fixed") / "run.log").read_text()
-    assert f"resuming after {num_blocks} blocks of NUTS" in log
+    assert f"resuming after {at_the_kill} blocks of NUTS" in log
     rows = artifacts.read_metrics(folder_of(tmp_path, "fixed") / "metrics.csv")
     assert rows[0]["relative_std_error"] > 0
 
@@ -445,10 +442,10 @@ def test_ctrl_c_while_tuning_is_130_and_the_same_command_goes_on(
 
 TINY = [
     *(override for override in NO_TRUTH if not override.startswith("tuner.")),
-    "evaluation.budget_s=0.03",
+    "evaluation.budget_s=0.1",
 ]
 TINY_MAMBA = ["tuner.grid.step_size=[1e-4,3e-5,1e-5]", "tuner.grid.batch_percent=[10]"]
-TINY_MAMBA += ["tuner.longest_arm_s=0.03", "tuner.max_draws=20"]
+TINY_MAMBA += ["tuner.longest_arm_s=0.1", "tuner.max_draws=20"]
 
 
 @pytest.mark.parametrize(
