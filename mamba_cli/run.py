@@ -155,7 +155,7 @@ class Run:
                 assert best is not None
                 rows = self.evaluate(bench, best, rows)
         self._draw_tuning(again=False)
-        report.draw_evaluation(self.folder, self.settings, self.moments, again=unfinished)
+        report.draw_evaluation(self.folder, self.settings, self.moments, rows, again=unfinished)
         if unfinished:
             self.ledger.write(finished=True)
         for name in ("map", mamba.CHECKPOINT):
@@ -246,7 +246,9 @@ class Run:
         if tuning.winner is None:
             self._draw_tuning(again=True)
             self.ledger.write(finished=True)
-            raise NothingUsableError(report.all_failed(tuning, self.folder.tuning_path))
+            raise NothingUsableError(
+                report.all_failed(tuning, self.settings, self.folder.tuning_path)
+            )
         best = best_of(tuning.winner, bench.model.num_data)
         best["budget"] = self.settings.budget
         self.folder.write_best(best)
@@ -358,7 +360,7 @@ class Run:
         """The closing table; an evaluation without a usable repeat is an error."""
         lines: list[tuple[str, str]] = []
         if best is not None:
-            lines += report.winner_lines(best, self.parts.reward)
+            lines += report.winner_lines(best, self.settings, self.parts.reward)
         lines += report.metric_lines(rows)
         done = " (finished before; nothing left to do)" if idle else ""
         lines += [("time", duration(self.ledger.elapsed_s) + done)]
