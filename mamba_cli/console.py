@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _INDENT = "      "
-_BAR_FORMAT = "{{l_bar}}{{bar}}| {{n:{0}}}/{{total:{0}}} {{unit}}, {{remaining}} left{{postfix}}"
+_COUNTED = "| {{n:{0}}}/{{total:{0}}} {{unit}}, {{remaining}} left{{postfix}}"
+_BAR_FORMAT = "{{l_bar}}{{bar}}" + _COUNTED
+# A narrow one has no per cent: what is done of the total says the same.
+_NARROW_BAR_FORMAT = "{{desc}}: |{{bar}}" + _COUNTED
 _USUAL_COLUMNS = 80
 # Below this a bar has the first words of its description alone.
 _WIDE_COLUMNS = 120
@@ -243,6 +246,7 @@ class Console:
 
         known = 0 < total < float("inf")
         is_wide = self._stream.columns() >= _WIDE_COLUMNS
+        bar_format = _BAR_FORMAT if is_wide else _NARROW_BAR_FORMAT
         self._bar = tqdm(
             total=total if known else None,
             desc=_INDENT + description if is_wide else description.partition(":")[0],
@@ -252,7 +256,7 @@ class Console:
             nrows=24,
             leave=False,
             ascii=not self._stream.is_utf8,
-            bar_format=_BAR_FORMAT.format(".1f" if unit == "s" else ",.0f") if known else None,
+            bar_format=bar_format.format(".1f" if unit == "s" else ",.0f") if known else None,
             smoothing=0.1,
         )
 
@@ -330,7 +334,8 @@ class Console:
         """As much of ``note`` as leaves the bar its least width."""
         assert self._bar is not None
         total = f"{self._bar.total or 0:{'.1f' if self._bar.unit == 's' else ',.0f'}}"
-        around = f"{self._bar.desc}: 100%|| {total}/{total} {self._bar.unit}, 00:00 left, "
+        percent = "" if (self._bar.bar_format or "").startswith("{desc}") else "100%"
+        around = f"{self._bar.desc}: {percent}|| {total}/{total} {self._bar.unit}, 00:00 left, "
         room = max(self._bar_columns() - _LEAST_BAR - len(around), 0)
         note = self._stream.spelt(note)
         mark = self._stream.spelt("…")
