@@ -59,6 +59,10 @@ def main() -> None:
         # A run that has failed has said why.
         if code == 0:
             code = _report(StorageError(_explain_os_error(error, "standard output")), False)
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
     sys.exit(code)
 
 
@@ -142,6 +146,9 @@ def _exit_code(arguments: Sequence[str]) -> int:
             hydra.main(
                 version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="config"
             )(jobs.run)()
+    except SystemExit as leaving:
+        # After a page of help, or for flags that argparse refused and has explained.
+        return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt:
         where = f": what is finished is kept in {jobs.run_dir}" if jobs.run_dir else ""
         _say(f"interrupted{where}")

@@ -315,6 +315,12 @@ STUBBED = (
         ("2>&-", 0, ""),
         (">&- 2>&-", 0, ""),
         pytest.param(
+            "2>/dev/full",
+            0,
+            "",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full"),
+        ),
+        pytest.param(
             ">/dev/full",
             4,
             f"{BANNER}disk full (standard output)",
