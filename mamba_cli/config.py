@@ -165,12 +165,35 @@ class SamplerSettings:
 
 
 @dataclass(frozen=True)
+class AdamPhaseSettings:
+    """One phase of the search for the MAP; ``batch_size`` is ``None`` for all rows."""
+
+    num_steps: int
+    batch_size: int | None
+    learning_rate: float
+    final_learning_rate: float
+
+
+@dataclass(frozen=True)
+class MapSearchSettings:
+    """The search for the MAP; ``None`` leaves a setting at its default."""
+
+    seed: int = 0
+    phases: tuple[AdamPhaseSettings, ...] | None = None
+    max_lbfgs_iterations: int | None = None
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
-    """The chains of the chosen hyperparameters: seconds each, how many, draws scored."""
+    """The chains of the chosen hyperparameters: seconds each, how many, draws scored.
+
+    The draws of the first ``burn_in_fraction`` of the seconds are dropped.
+    """
 
     budget_s: float
     num_repeats: int
     max_draws: int
+    burn_in_fraction: float
 
 
 @dataclass(frozen=True)
@@ -199,6 +222,7 @@ class RunSettings:
     model: str
     sampler: SamplerSettings
     tuner: TunerSettings
+    map_search: MapSearchSettings
     evaluation: EvaluationSettings
     ground_truth: GroundTruthSettings | None
 
@@ -243,6 +267,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         model=model.text("name"),
         sampler=sampler,
         tuner=tuner,
+        map_search=_map_search(model),
         evaluation=_evaluation(root.section("evaluation")),
         ground_truth=_ground_truth(root.section("ground_truth")),
     )
@@ -467,9 +492,7 @@ def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -
     section.refuse_unknown(
         ("name", "method", "num_iterations", "noise_scale", "metric", "max_draws", "grid")
     )
-    noise_scale = _real(section.key("noise_scale"), section.get("noise_scale"), "at least 0")
-    if noise_scale < 0.0:
-        raise _refusal(section.key("noise_scale"), noise_scale, "a finite number, at least 0")
+    noise_scale = _at_least_zero(section.key("noise_scale"), section.get("noise_scale"))
     return GridSettings(
         name=section.text("name"),
         num_iterations=section.integer("num_iterations", at_least=1),
@@ -560,9 +583,42 @@ def _refuse_unused_integration_steps(
         )
 
 
+def _map_search(model: _Section) -> MapSearchSettings:
+    if "map" not in model.values:
+        return MapSearchSettings()
+    section = model.section("map")
+    section.refuse_unknown(("seed", "phases", "max_lbfgs_iterations"))
+    return MapSearchSettings(
+        seed=section.integer("seed", at_least=0, at_most=LARGEST_SEED),
+        phases=section.each("phases", _adam_phase),
+        max_lbfgs_iterations=section.integer("max_lbfgs_iterations", at_least=0),
+    )
+
+
+def _adam_phase(key: str, value: Any) -> AdamPhaseSettings:
+    names = ("num_steps", "batch_size", "learning_rate", "final_learning_rate")
+    if not isinstance(value, Mapping):
+        raise _refusal(key, value, f"a group of {', '.join(names)}")
+    section = _Section(key, value)
+    section.refuse_unknown(names)
+    rows, final = section.get("batch_size"), section.get("final_learning_rate")
+    final_key = section.key("final_learning_rate")
+    return AdamPhaseSettings(
+        num_steps=section.integer("num_steps", at_least=1),
+        batch_size=None if rows is None else section.integer("batch_size", at_least=1),
+        learning_rate=section.above_zero("learning_rate"),
+        final_learning_rate=_at_least_zero(final_key, final),
+    )
+
+
 def _evaluation(section: _Section) -> EvaluationSettings:
-    section.refuse_unknown(("budget_s", "num_repeats", "max_draws"))
+    section.refuse_unknown(("budget_s", "num_repeats", "max_draws", "burn_in_fraction"))
+    key, value = section.key("burn_in_fraction"), section.get("burn_in_fraction")
+    burn_in_fraction = _real(key, value, "at least 0 and below 1")
+    if not 0.0 <= burn_in_fraction < 1.0:
+        raise _refusal(key, value, "a number, at least 0 and below 1")
     return EvaluationSettings(
+        burn_in_fraction=burn_in_fraction,
         budget_s=section.above_zero("budget_s"),
         num_repeats=section.integer("num_repeats", at_least=1),
         max_draws=section.integer("max_draws", at_least=2),
@@ -628,6 +684,13 @@ def _above_zero(key: str, value: Any) -> float:
     number = _real(key, value, "above 0")
     if number <= 0.0:
         raise _refusal(key, value, "a finite number, above 0")
+    return number
+
+
+def _at_least_zero(key: str, value: Any) -> float:
+    number = _real(key, value, "at least 0")
+    if number < 0.0:
+        raise _refusal(key, value, "a finite number, at least 0")
     return number
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mamba_cli import metrics
-from mamba_cli.chain import Budget, Chain, advance
+from mamba_cli.chain import Budget, Chain, ChainProgram, advance
 from mamba_cli.rewards import ksd
 from mamba_cli.tuners.scoring import failure, is_constant
 from mamba_cli.types import Array, Hyperparameters, Reporter, SilentReporter
@@ -35,14 +35,17 @@ def evaluate(
     budget_s: float,
     max_draws: int,
     rng_key: Array,
+    burn_in_fraction: float = 0.0,
     reference_std: np.ndarray | None = None,
     reporter: Reporter | None = None,
 ) -> Evaluation:
     """Run a chain from the MAP for ``budget_s`` seconds and score it.
 
-    Standard deviations are those of *all* draws. KSD (IMQ kernel, c = 1, beta = -1/2, gradients
-    over all rows) and the posterior predictive are of at most ``max_draws`` draws, evenly
-    spaced over the chain. A chain that fails has empty metrics, a status and a reason.
+    The draws of the first ``burn_in_fraction`` of the seconds are dropped; all that follows
+    speaks of the draws after them. Standard deviations are those of *all* draws. KSD (IMQ
+    kernel, c = 1, beta = -1/2, gradients over all rows), the posterior predictive and the mean
+    squared error of draws are of at most ``max_draws`` draws, evenly spaced over the chain. A
+    chain that fails has empty metrics, a status and a reason.
 
     Parameters
     ----------
@@ -56,6 +59,8 @@ def evaluate(
         Thinned draws for the discrepancy and the prediction.
     rng_key
         Key of the chain.
+    burn_in_fraction
+        In [0, 1).
     reference_std
         Standard deviations of the ground truth, ``[dim]``, if there is one.
     reporter
@@ -65,25 +70,43 @@ def evaluate(
     program, _ = bench.program(hyperparameters.batch_size)
     chain = program.start(rng_key, bench.start, hyperparameters)
     reporter.start("evaluation", budget_s, "s")
-    pieces_s = SECONDS_PER_ADVANCE
-    while chain.nonfinite_step is None:
-        remaining_s = budget_s - chain.elapsed_s
-        pieces = max(1, round(remaining_s / pieces_s))
-        steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
-        chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
-        reporter.update(min(chain.elapsed_s, budget_s) - min(elapsed_before_s, budget_s))
-        if pieces == 1 or chain.elapsed_s >= budget_s:
-            break
-        if chain.num_steps == steps_before:
-            pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
+    burn_in: dict[str, Any] = {"burn_in_s": 0.0, "num_burn_in_steps": 0}
+    if burn_in_fraction > 0:
+        chain = _sample_until(burn_in_fraction * budget_s, bench, program, chain, reporter)
+        if chain.nonfinite_step is None:
+            burn_in = {"burn_in_s": chain.elapsed_s, "num_burn_in_steps": chain.num_steps}
+            chain = chain.without_draws()
+    chain = _sample_until(budget_s, bench, program, chain, reporter)
     reporter.finish()
     bench.seconds.sampling += chain.elapsed_s
     chain = chain.compact()
-    return Evaluation(_row(bench, chain, max_draws, reference_std), chain.std)
+    return Evaluation(_row(bench, chain, max_draws, reference_std, burn_in), chain.std)
+
+
+def _sample_until(
+    end_s: float, bench: Workbench, program: ChainProgram, chain: Chain, reporter: Reporter
+) -> Chain:
+    """Continue ``chain`` until its own seconds are ``end_s``, in pieces."""
+    pieces_s = SECONDS_PER_ADVANCE
+    while chain.nonfinite_step is None:
+        remaining_s = end_s - chain.elapsed_s
+        pieces = max(1, round(remaining_s / pieces_s))
+        steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
+        chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
+        reporter.update(min(chain.elapsed_s, end_s) - min(elapsed_before_s, end_s))
+        if pieces == 1 or chain.elapsed_s >= end_s:
+            break
+        if chain.num_steps == steps_before:
+            pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
+    return chain
 
 
 def _row(
-    bench: Workbench, chain: Chain, max_draws: int, reference_std: np.ndarray | None
+    bench: Workbench,
+    chain: Chain,
+    max_draws: int,
+    reference_std: np.ndarray | None,
+    burn_in: dict[str, Any],
 ) -> dict[str, Any]:
     hyperparameters = chain.hyperparameters
     row: dict[str, Any] = {
@@ -95,6 +118,7 @@ def _row(
         "num_samples": chain.num_draws,
         "elapsed_s": chain.elapsed_s,
         "num_steps": chain.num_steps,
+        **burn_in,
     }
     failed = failure(chain)
     if failed is not None:
@@ -107,6 +131,9 @@ def _row(
     gradients_s = bench.clock() - began
     row["ksd"] = ksd(positions, scores)
     row |= bench.model.predictive_metrics(bench.posterior_predictive(positions))
+    mse_of_draws = bench.mse_of_draws(positions)
+    if mse_of_draws is not None:
+        row["mse_of_draws"] = mse_of_draws
     bench.seconds.gradients += gradients_s
     bench.seconds.reward += bench.clock() - began - gradients_s
     if reference_std is not None:

@@ -12,6 +12,7 @@ where theta* is the centring position (the MAP) and both g~ use the same minibat
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -19,13 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.types import Array, Model, PyTree
+from mamba_cli.types import Array, HasFullLikelihood, Model, PyTree
 
 BLOCK_ROWS = 1024
 """Rows per block of a pass over all data: a block and its logits stay in the cache."""
 
 CHUNKS = (16, 32)
 """Positions whose full-data gradients share one pass over the rows."""
+
+MAX_SHARED_DIM = 1_000
+"""Largest dimension in which they do."""
 
 
 class EstimateFn(Protocol):
@@ -80,34 +84,70 @@ def scaled_gradient(model: Model, position: Array, minibatch: PyTree) -> Array:
     return jax.grad(model.log_prior)(position) + scale * likelihood
 
 
+def all_data(model: Model) -> PyTree:
+    """What functions of all rows take as their data: ``full_data`` where a model has it."""
+    return model.full_data if isinstance(model, HasFullLikelihood) else model.data
+
+
+def over_all_rows(
+    model: Model, of_log_likelihood: Callable[[Callable[[Array], Array]], PyTree], data: PyTree
+) -> PyTree:
+    """``of_log_likelihood(l)`` with l(theta) the log likelihood of all rows.
+
+    ``of_log_likelihood`` must be linear in l: a value, a gradient, a product with the Hessian.
+    It is then summed over blocks of rows, unless the model has a likelihood of all rows in one
+    piece. ``data`` is ``all_data(model)``, an argument so that no program captures it.
+    """
+    if isinstance(model, HasFullLikelihood):
+        return of_log_likelihood(lambda position: model.full_log_likelihood(position, data))
+
+    def of_block(block: PyTree) -> PyTree:
+        return of_log_likelihood(lambda position: model.log_likelihood(position, block))
+
+    return sum_over_blocks(of_block, data)
+
+
 def full_gradients(model: Model) -> Callable[[Array], Array]:
     """A function from positions ``[m, dim]`` to the full-data gradients there, ``[m, dim]``.
 
-    The data are read once per chunk of positions, in blocks of rows, so that m gradients
-    cost far less than m passes over memory. Two programs, for chunks of ``CHUNKS``
-    positions, serve every m: the last chunk is padded.
+    In low dimension the data are read once per chunk of positions, in blocks of rows, so that
+    m gradients cost far less than m passes over memory; two programs, for chunks of ``CHUNKS``
+    positions, serve every m: the last chunk is padded. Above ``MAX_SHARED_DIM`` the arithmetic
+    of one gradient outweighs the reading: positions are taken one by one, by one program
+    without padding, in the memory of one block of rows.
     """
-    likelihood_gradients = jax.vmap(jax.grad(model.log_likelihood), in_axes=(0, None))
-    prior_gradients = jax.vmap(jax.grad(model.log_prior))
+    data = all_data(model)
+    if model.dim > MAX_SHARED_DIM or isinstance(model, HasFullLikelihood):
+        of_position = jax.jit(partial(full_gradient, model))
 
-    @jax.jit
-    def of_chunk(positions: Array, rows: PyTree) -> Array:
-        def gradients_of(block: PyTree) -> Array:
-            return likelihood_gradients(positions, block)
+        def one_by_one(positions: Array) -> Array:
+            rows = [np.asarray(of_position(jnp.asarray(p, jnp.float32), data)) for p in positions]
+            return jnp.asarray(np.stack(rows))
 
-        return prior_gradients(positions) + sum_over_blocks(gradients_of, rows)
+        return one_by_one
+    of_chunk = jax.jit(jax.vmap(partial(full_gradient, model), in_axes=(0, None)))
 
-    def gradients(positions: Array) -> Array:
+    def chunk_by_chunk(positions: Array) -> Array:
         results = []
         for start in range(0, len(positions), CHUNKS[-1]):
             part = np.asarray(positions[start : start + CHUNKS[-1]], np.float32)
             chunk = next(size for size in CHUNKS if size >= len(part))
             padding = np.repeat(part[-1:], chunk - len(part), axis=0)
             padded = jnp.asarray(np.concatenate([part, padding]))
-            results.append(np.asarray(of_chunk(padded, model.data))[: len(part)])
+            results.append(np.asarray(of_chunk(padded, data))[: len(part)])
         return jnp.asarray(np.concatenate(results))
 
-    return gradients
+    return chunk_by_chunk
+
+
+def full_gradient(model: Model, position: Array, data: PyTree) -> Array:
+    """Gradient of the log posterior over all rows, ``[dim]``; ``data`` is ``all_data(model)``."""
+
+    def at_position(function: Callable[[Array], Array]) -> Array:
+        return jax.grad(function)(position)
+
+    likelihood: Array = over_all_rows(model, at_position, data)
+    return at_position(model.log_prior) + likelihood
 
 
 def sum_over_blocks(

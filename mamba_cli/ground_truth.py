@@ -450,9 +450,7 @@ def _coordinates_and_starts(
                 f"ground_truth.whiten=true: model {model.name} has {model.dim} dimensions; allowed "
                 f"up to {MAX_DENSE_DIM}, set ground_truth.whiten=false"
             )
-        trace = map_estimate.hessian_trace(
-            model, jnp.asarray(centre), blocks, key_trace, num_probes=8
-        )
+        trace = map_estimate.hessian_trace(model, jnp.asarray(centre), key_trace, num_probes=8)
         return Coordinates(centre, None), normal * math.sqrt(model.dim / max(trace, model.dim))
     matrix = laplace_matrix(map_estimate.hessian(model, jnp.asarray(centre), blocks=blocks))
     if settings.whiten:

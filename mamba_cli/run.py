@@ -24,6 +24,7 @@ from mamba_cli.config import (
     FixedSettings,
     GridSettings,
     MambaSettings,
+    MapSearchSettings,
     RunSettings,
     build,
     settings_from,
@@ -32,7 +33,8 @@ from mamba_cli.console import Console, duration, size_note
 from mamba_cli.errors import ConfigError, NothingUsableError
 from mamba_cli.evaluation import best_of, evaluate, repeat_key
 from mamba_cli.ground_truth import GroundTruth, NutsSettings, nuts_ground_truth
-from mamba_cli.map_estimate import find_map
+from mamba_cli.map_cache import cached_map
+from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
 from mamba_cli.tuners import given, grid, mamba
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import Hyperparameters, Model, Reward
@@ -86,8 +88,8 @@ class Run:
         self.stage_seconds: dict[str, float] = {}
         self.reward: Reward | None = None
         self.stage_number = 0
-        keys = jax.random.split(jax.random.key(settings.seed), 3)
-        self.key_map, self.key_tune, self.key_evaluate = keys
+        self.map_estimate: MapEstimate | None = None
+        self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
 
     def go(self) -> None:
         """All stages that were asked for and are not finished yet, then the closing table."""
@@ -111,8 +113,7 @@ class Run:
                 assert best is not None
                 rows = self.evaluate(bench, best, rows, truth)
             self.write_provenance(bench, finished=True)
-            for name in ("map", mamba.CHECKPOINT):
-                self.folder.drop_checkpoint(name)
+            self.folder.drop_checkpoint(mamba.CHECKPOINT)
         else:
             self.console.message("everything asked for is done already")
         self.close(best, rows)
@@ -123,14 +124,7 @@ class Run:
         model: Model = build(self.cfg.model.posterior, "model.posterior")
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
         self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
-        saved = self.folder.load_checkpoint("map")
-        if saved is None:
-            position = np.asarray(
-                find_map(model, rng_key=self.key_map, reporter=self.console).position
-            )
-            self.folder.save_checkpoint("map", {"position": position}, {})
-        else:
-            position = saved[0]["position"]
+        position = self.find_map(model)
         sampler = self.settings.sampler
         if sampler.control_variates:
             estimator = gradients.control_variates(model, jax.numpy.asarray(position))
@@ -150,6 +144,20 @@ class Run:
         )
         self.write_provenance(bench, finished=False)
         return bench
+
+    def find_map(self, model: Model) -> np.ndarray:
+        """Where the model's chains start, ``[dim]``; kept for the runs to come."""
+        began = time.perf_counter()
+        self.map_estimate = cached_map(
+            model,
+            _map_settings(self.settings.map_search),
+            seed=self.settings.map_search.seed,
+            cache_dir=self.settings.results_dir / "map",
+            reporter=self.console,
+        )
+        earlier_s = self.stage_seconds.get("map", 0.0)
+        self.stage_seconds["map"] = earlier_s + time.perf_counter() - began
+        return np.asarray(self.map_estimate.position)
 
     def tune(self, bench: Workbench) -> dict[str, Any]:
         """Choose the hyperparameters; write ``tuning.csv``, ``best.json`` and the picture."""
@@ -250,6 +258,7 @@ class Run:
                 budget_s=settings.budget_s,
                 max_draws=settings.max_draws,
                 rng_key=repeat_key(self.key_evaluate, repeat),
+                burn_in_fraction=settings.burn_in_fraction,
                 reference_std=None if truth is None else truth.std,
                 reporter=self.console,
             )
@@ -308,7 +317,7 @@ class Run:
             budget=self.settings.budget,
             reward=_reward_entry(self.settings, self.reward),
         )
-        self.folder.write_provenance(values)
+        self.folder.write_provenance({**values, "map": _map_entry(self.map_estimate)})
 
     def _stages(self) -> tuple[str, ...]:
         stages = self.settings.stages
@@ -349,6 +358,22 @@ class Run:
                 higher_is_better=tuner.metric in grid.HIGHER_IS_BETTER,
                 **common,
             )
+
+
+def _map_settings(search: MapSearchSettings) -> MapSettings:
+    chosen: dict[str, Any] = {}
+    if search.phases is not None:
+        chosen["phases"] = tuple(AdamPhase(**vars(phase)) for phase in search.phases)
+    if search.max_lbfgs_iterations is not None:
+        chosen["max_lbfgs_iterations"] = search.max_lbfgs_iterations
+    return MapSettings(**chosen)
+
+
+def _map_entry(estimate: MapEstimate | None) -> dict[str, Any] | None:
+    """How near the start of the chains is to a mode, for ``provenance.json``."""
+    if estimate is None:
+        return None
+    return {name: value for name, value in estimate._asdict().items() if name != "position"}
 
 
 def _hydra() -> dict[str, Any]:
@@ -410,7 +435,9 @@ _SHOWN = {
     "relative_std_error": ("relative sd error", "{:.2f} %", 100.0),
     "accuracy": ("test accuracy", "{:.2f} %", 100.0),
     "rmse": ("test RMSE", "{:.4f}", 1.0),
+    "mse_of_draws": ("mean squared error of draws", "{:.4f}", 1.0),
     "ece": ("ECE", "{:.2f} %", 100.0),
+    "mce": ("MCE", "{:.2f} %", 100.0),
     "num_samples": ("samples", "{:,.0f}", 1.0),
 }
 

@@ -12,7 +12,7 @@ Conventions, the same everywhere
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -88,6 +88,28 @@ class Model(Protocol):
         Keys are columns of ``metrics.csv`` (``accuracy``, ``log_loss``, ``rmse``,
         ``ece``, ``mce``); a metric that makes no sense for the model is absent.
         """
+        ...
+
+
+@runtime_checkable
+class HasFullLikelihood(Protocol):
+    """A model that has a faster likelihood of all rows than of a minibatch of all of them.
+
+    ``full_log_likelihood(position, full_data)`` equals ``log_likelihood(position, data)``.
+    """
+
+    @property
+    def full_data(self) -> PyTree: ...
+
+    def full_log_likelihood(self, position: Array, full_data: PyTree) -> Array: ...
+
+
+@runtime_checkable
+class HasSquaredError(Protocol):
+    """A model that predicts numbers: its draws have a ``mse_of_draws``."""
+
+    def squared_error(self, prediction: Array) -> Array:
+        """Mean squared error of one prediction for ``test_inputs``, a scalar."""
         ...
 
 
