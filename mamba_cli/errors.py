@@ -31,3 +31,19 @@ class StorageError(MambaError):
     """A result could not be written (disk full, no permission). Earlier files are intact."""
 
     exit_code = 4
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on the device.
+
+    JAX's own class is known by its name: comparing with it would import JAX, which takes
+    seconds that a wrong key on the command line need not wait for.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    from_jax = not names.isdisjoint(("JaxRuntimeError", "XlaRuntimeError"))
+    return isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in str(error))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -749,7 +749,8 @@ def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
         float(f(a))
         for f, a in ((np.max, truth.r_hat), (np.min, truth.ess_bulk), (np.min, truth.ess_tail))
     )
-    if r_hat <= settings.max_r_hat and min(bulk, tail) >= settings.min_ess:
+    # Each on its own: min() of a number and NaN is the number, where it comes first.
+    if r_hat <= settings.max_r_hat and bulk >= settings.min_ess and tail >= settings.min_ess:
         return
     raise NothingUsableError(
         f"the ground truth did not converge: largest R-hat {r_hat:.4g} (allowed "

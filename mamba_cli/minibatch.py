@@ -1,8 +1,9 @@
 """How minibatches are drawn.
 
-Without replacement means: at every step, afresh, each of the (N choose n) subsets
-equally likely. Permuting all N indices costs O(N) a step; here the first n values of
-a keyed random bijection of {0, ..., N-1} are evaluated instead, which costs O(n).
+Without replacement means: n distinct rows, at every step afresh. Permuting all N indices
+costs O(N) a step; here the first n values of a keyed random bijection of {0, ..., N-1} are
+evaluated instead, which costs O(n). Every pair of rows is equally likely to within 1e-6;
+triples and more are not held to a bound, but tested at small N.
 
 The bijection is a mixed-radix Feistel network. An index is written as
 x = left * b + right with left < a, right < b, a * b >= N, and half-rounds alternate
@@ -14,8 +15,7 @@ with independent keyed hashes F_k; values >= N are sent through again (cycle wal
 Each half-round is invertible, so the indices are distinct by construction. How near a
 *pair* of indices is to uniform after r half-rounds of random F is known exactly (see
 :func:`pair_distance`); r is chosen so that the distance is below 1e-6 whatever the
-pair. Mean and covariance of the gradient noise depend on the inclusion of single
-indices and of pairs only.
+pair. Pairs are what mean and covariance of the gradient noise depend on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gather(rows: PyTree, indices: Array) -> PyTree:
 
 
 def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
-    """A uniformly random subset of ``batch_size`` rows, drawn afresh at every step.
+    """``batch_size`` distinct rows, drawn afresh at every step; every pair equally likely.
 
     At ``batch_size == num_data`` the minibatch is the data themselves: nothing is
     drawn and nothing is copied.
@@ -73,8 +73,8 @@ def with_replacement(num_data: int, batch_size: int) -> Minibatcher:
 def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
     """``num_indices`` distinct indices below ``num_data``, int32, in O(num_indices).
 
-    Every subset is equally likely, up to the quality of the keyed hash and the
-    pair tolerance stated in the module's docstring.
+    Every pair is equally likely, to within the tolerance stated in the module's docstring
+    for random round functions, which the keyed hash stands in for.
     """
     left_size, right_size = factorise(num_data)
     num_half_rounds = half_rounds(left_size, right_size)

@@ -487,6 +487,19 @@ def test_frozen_or_lost_chains_are_no_ground_truth(
         _ask(tmp_path)
 
 
+@pytest.mark.parametrize("lost", ["r_hat", "ess_bulk", "ess_tail"])
+def test_one_diagnostic_that_is_not_a_number_is_enough(
+    tmp_path: Path, sampler: _CountedSampler, lost: str
+) -> None:
+    truth = _ask(tmp_path)
+    ground_truth.check_converged(truth, SETTINGS)
+    with pytest.raises(NothingUsableError, match="did not converge"):
+        ground_truth.check_converged(
+            truth._replace(**{lost: np.asarray([1000.0, np.nan])}),
+            replace(SETTINGS, max_r_hat=2000.0),
+        )
+
+
 def test_divergences_are_told_and_recorded(tmp_path: Path, sampler: _CountedSampler) -> None:
     sampler.samples = _independent_samples(num_divergences=3)
     recorder = _Recorder()

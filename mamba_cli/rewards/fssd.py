@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from mamba_cli.rewards.ksd import (
+from mamba_cli.rewards.draws import (
     bucket_size,
     checked_draws,
     is_finite_number,

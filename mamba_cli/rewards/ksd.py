@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, isfinite
-from numbers import Real
+from math import ceil
 from typing import Any
 
 import jax
@@ -18,15 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from mamba_cli.errors import ConfigError
+from mamba_cli.rewards.draws import (
+    BLOCK_SIZE,
+    bucket_size,
+    checked_draws,
+    require_kernel_parameters,
+)
 from mamba_cli.types import Array, ScoredDraws
 
-# Draws are handled in square blocks of pairs, so that the temporaries stay in cache and memory
-# does not grow with the square of the number of draws.
-BLOCK_SIZE = 256
-# Draws are padded to this many, to one block, or to a power of two of blocks: few programs then
-# serve every number of draws, and a tuning does not spend its time compiling.
-SMALLEST_BUCKET = 64
 # Products of long vectors are taken in float32 and added up in float64 every so many coordinates:
 # twice as fast as float64, and the error does not grow with the dimension.
 FLOAT32_PRODUCTS_ABOVE_DIM = 1024
@@ -264,33 +262,6 @@ def _stein_kernel_of_products(
     return stein_kernel
 
 
-def checked_draws(
-    positions: ArrayLike, scores: ArrayLike
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Positions and scores as NumPy floats ``[num_draws, dim]``.
-
-    Raises
-    ------
-    ValueError
-        No draws, or shapes that are not equal and two-dimensional.
-    """
-    x, s = np.asarray(positions), np.asarray(scores)
-    if x.ndim != 2 or x.shape != s.shape or x.size == 0:
-        raise ValueError(
-            "a Stein discrepancy needs positions and scores of one shape [num_draws, dim] "
-            f"with at least one draw, got {x.shape} and {s.shape}"
-        )
-    dtype = np.float32 if x.dtype == s.dtype == np.float32 else np.float64
-    return x.astype(dtype, copy=False), s.astype(dtype, copy=False)
-
-
-def bucket_size(num_draws: int) -> int:
-    """The number of rows that ``num_draws`` draws are padded to: 64, 256, 512, 1024, ..."""
-    if num_draws <= SMALLEST_BUCKET:
-        return SMALLEST_BUCKET
-    return int(BLOCK_SIZE * 2 ** (ceil(num_draws / BLOCK_SIZE) - 1).bit_length())
-
-
 def triangle_of_blocks(num_blocks: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Each unordered pair of blocks once, as two index vectors (row <= column)."""
     return np.triu_indices(num_blocks)
@@ -300,35 +271,6 @@ def _power_of_two(values: np.ndarray[Any, Any]) -> float:
     """A power of two near the largest absolute value: dividing by it is exact."""
     largest = float(np.maximum(values.max(), -values.min()))
     return float(2.0 ** np.ceil(np.log2(largest))) if largest > 0 else 1.0
-
-
-def require(condition: bool, key: str, value: object, allowed: str) -> None:
-    """Raise the error that names a reward's key, its value and what is allowed."""
-    if not condition:
-        raise ConfigError(f"tuner.reward.{key}={value}: must be {allowed}")
-
-
-def is_finite_number(value: object) -> bool:
-    """A finite real number that is not a truth value."""
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-
-
-def require_kernel_parameters(c: object, beta: object, gradients: object) -> None:
-    """Check what both Stein rewards share.
-
-    Raises
-    ------
-    ConfigError
-        Naming ``tuner.reward.c``, ``tuner.reward.beta`` or ``tuner.reward.gradients``.
-    """
-    require(is_finite_number(c) and float(c) > 0, "c", c, "a number above 0")  # type: ignore[arg-type]
-    require(
-        is_finite_number(beta) and -1 < float(beta) < 0,  # type: ignore[arg-type]
-        "beta",
-        beta,
-        "a number between -1 and 0 (both excluded)",
-    )
-    require(gradients in ("full", "stochastic"), "gradients", gradients, "full or stochastic")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from mamba_cli.chain import Budget, advance
-from mamba_cli.tuners.mamba import first_line, is_out_of_memory
+from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.tuners.result import Checkpoints, Tuning
-from mamba_cli.tuners.scoring import Score, failure, is_constant
+from mamba_cli.tuners.scoring import Score, failure, is_constant, record_of
 from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, SilentReporter
 from mamba_cli.workbench import Workbench
 
@@ -115,23 +115,14 @@ def _run_point(
         if not is_out_of_memory(error):
             raise
         score = Score(math.nan, 0, 0.0, "out_of_memory", first_line(error))
-    return ArmRecord(
-        rung=0,
-        arm=index,
-        step_size=arm.step_size,
-        batch_size=arm.batch_size,
-        num_integration_steps=arm.num_integration_steps,
-        budget_s=math.nan,
-        elapsed_s=elapsed_s,
+    return record_of(
+        index,
+        arm,
+        score,
         compile_s=compile_s,
-        reward_s=score.reward_s,
+        elapsed_s=elapsed_s,
         num_steps=num_steps,
         num_draws=num_draws,
-        num_scored=score.num_scored,
-        reward=score.reward,
-        status=score.status,
-        reason=score.reason,
-        promoted=False,
     )
 
 

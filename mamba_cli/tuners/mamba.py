@@ -19,9 +19,10 @@ import jax
 import numpy as np
 
 from mamba_cli.chain import Budget, Chain, advance
+from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.tuners.halving import Rung, draws_to_score, promote, schedule, total_s
 from mamba_cli.tuners.result import Checkpoints, Tuning
-from mamba_cli.tuners.scoring import Score, Scorer
+from mamba_cli.tuners.scoring import Score, Scorer, record_of
 from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, Reward, SilentReporter
 from mamba_cli.workbench import Workbench
 
@@ -39,16 +40,29 @@ class Arm:
     earlier_steps: int = 0
     earlier_draws: int = 0
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of sampling in all rungs so far."""
+        return self.earlier_s + (self.chain.elapsed_s if self.chain else 0.0)
+
+    @property
+    def num_steps(self) -> int:
+        """Gradient steps in all rungs so far."""
+        return self.earlier_steps + (self.chain.num_steps if self.chain else 0)
+
+    @property
+    def num_draws(self) -> int:
+        """Draws in all rungs so far."""
+        return self.earlier_draws + (self.chain.num_draws if self.chain else 0)
+
     def restarted(self) -> Arm:
         """The same arm before a new chain, its counts kept."""
-        if self.chain is None:
-            return self
         return replace(
             self,
             chain=None,
-            earlier_s=self.earlier_s + self.chain.elapsed_s,
-            earlier_steps=self.earlier_steps + self.chain.num_steps,
-            earlier_draws=self.earlier_draws + self.chain.num_draws,
+            earlier_s=self.elapsed_s,
+            earlier_steps=self.num_steps,
+            earlier_draws=self.num_draws,
         )
 
 
@@ -118,30 +132,18 @@ class Halving:
             if not is_out_of_memory(error):
                 raise
             score = Score(float("nan"), 0, 0.0, "out_of_memory", first_line(error))
-        return arm, self.record(arm, number, rung, compile_s, score)
-
-    def record(
-        self, arm: Arm, number: int, rung: Rung, compile_s: float, score: Score
-    ) -> ArmRecord:
-        chain = arm.chain
-        return ArmRecord(
+        record = record_of(
+            arm.index,
+            arm.hyperparameters,
+            score,
             rung=number,
-            arm=arm.index,
-            step_size=arm.hyperparameters.step_size,
-            batch_size=arm.hyperparameters.batch_size,
-            num_integration_steps=arm.hyperparameters.num_integration_steps,
             budget_s=rung.seconds,
-            elapsed_s=arm.earlier_s + (chain.elapsed_s if chain else 0.0),
             compile_s=compile_s,
-            reward_s=score.reward_s,
-            num_steps=arm.earlier_steps + (chain.num_steps if chain else 0),
-            num_draws=arm.earlier_draws + (chain.num_draws if chain else 0),
-            num_scored=score.num_scored,
-            reward=score.reward,
-            status=score.status,
-            reason=score.reason,
-            promoted=False,
+            elapsed_s=arm.elapsed_s,
+            num_steps=arm.num_steps,
+            num_draws=arm.num_draws,
         )
+        return arm, record
 
     def describe(self, best: ArmRecord | None) -> str:
         if best is None:
@@ -213,16 +215,6 @@ def tune(
             _save(store, bench, number + 1, surviving)
     winners = [r for r in records if r.rung == len(rungs) - 1 and r.promoted]
     return Tuning(records, winners[0] if winners else None)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on the host or on the device."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind where it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _save(store: Checkpoints, bench: Workbench, next_rung: int, arms: Sequence[Arm]) -> None:

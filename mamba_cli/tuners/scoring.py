@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mamba_cli.chain import Chain
-from mamba_cli.types import Array, Reward, ScoredDraws
+from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reward, ScoredDraws
 from mamba_cli.workbench import Workbench
 
 
@@ -23,6 +23,39 @@ class Score(NamedTuple):
     reward_s: float
     status: str
     reason: str
+
+
+def record_of(
+    index: int,
+    arm: Hyperparameters,
+    score: Score,
+    *,
+    rung: int = 0,
+    budget_s: float = math.nan,
+    compile_s: float = 0.0,
+    elapsed_s: float = 0.0,
+    num_steps: int = 0,
+    num_draws: int = 0,
+) -> ArmRecord:
+    """The row of ``tuning.csv`` of arm number ``index``; not promoted so far."""
+    return ArmRecord(
+        rung=rung,
+        arm=index,
+        step_size=arm.step_size,
+        batch_size=arm.batch_size,
+        num_integration_steps=arm.num_integration_steps,
+        budget_s=budget_s,
+        elapsed_s=elapsed_s,
+        compile_s=compile_s,
+        reward_s=score.reward_s,
+        num_steps=num_steps,
+        num_draws=num_draws,
+        num_scored=score.num_scored,
+        reward=score.reward,
+        status=score.status,
+        reason=score.reason,
+        promoted=False,
+    )
 
 
 def failure(chain: Chain, budget_s: float | None = None) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ import pytest
 
 from mamba_cli.errors import ConfigError
 from mamba_cli.rewards import KernelSteinDiscrepancy, ksd
+from mamba_cli.rewards.draws import bucket_size
 from mamba_cli.types import Reward, ScoredDraws
 
 # The package's attribute of this name is the function; the module is found by its full name.
@@ -182,7 +183,7 @@ def test_nothing_is_compiled_again_within_a_bucket():
 
 
 def test_bucket_sizes():
-    sizes = {n: ksd_module.bucket_size(n) for n in (1, 64, 65, 256, 257, 512, 513, 1025, 8000)}
+    sizes = {n: bucket_size(n) for n in (1, 64, 65, 256, 257, 512, 513, 1025, 8000)}
     assert sizes == {
         1: 64, 64: 64, 65: 256, 256: 256, 257: 512, 512: 512, 513: 1024, 1025: 2048, 8000: 8192,
     }  # fmt: skip
