@@ -35,9 +35,11 @@ from mamba_cli.evaluation import best_of, evaluate, repeat_key
 from mamba_cli.ground_truth import GroundTruth, NutsSettings, nuts_ground_truth
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
+from mamba_cli.metrics import HIGHER_IS_BETTER
+from mamba_cli.rewards.predictive import require_metric
 from mamba_cli.tuners import given, grid, mamba
 from mamba_cli.tuners.result import Tuning
-from mamba_cli.types import Hyperparameters, Model, Reward
+from mamba_cli.types import AnyReward, HasHoldOut, Hyperparameters, Model, PredictiveReward
 from mamba_cli.workbench import Seconds, Workbench
 
 COMMITTED_GROUND_TRUTH = Path("results") / "ground_truth"
@@ -86,7 +88,7 @@ class Run:
         self.earlier_seconds: Mapping[str, float] = earlier.get("seconds") or {}
         self.seconds = Seconds()
         self.stage_seconds: dict[str, float] = {}
-        self.reward: Reward | None = None
+        self.reward: AnyReward | None = None
         self.stage_number = 0
         self.map_estimate: MapEstimate | None = None
         self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
@@ -124,7 +126,23 @@ class Run:
         model: Model = build(self.cfg.model.posterior, "model.posterior")
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
         self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
-        position = self.find_map(model)
+        if isinstance(self.reward, PredictiveReward):
+            self.reward.check(model)
+        elif isinstance(self.settings.tuner, GridSettings):
+            require_metric(model, self.settings.tuner.metric, "tuner.metric")
+        self.map_estimate = self.find_map(model)
+        bench = self.bench_of(model, self.map_estimate)
+        self.write_provenance(bench, finished=False)
+        return bench
+
+    def bench_of(self, model: Model, estimate: MapEstimate) -> Workbench:
+        """What chains of a model that start at its MAP are made of."""
+        position = np.asarray(estimate.position)
+        keeps_gradients = (
+            self.reward is not None
+            and not isinstance(self.reward, PredictiveReward)
+            and self.reward.gradients == "stochastic"
+        )
         sampler = self.settings.sampler
         if sampler.control_variates:
             estimator = gradients.control_variates(model, jax.numpy.asarray(position))
@@ -132,23 +150,37 @@ class Run:
             estimator = gradients.standard(model)
         tuner = self.settings.tuner
         scored = 0 if isinstance(tuner, FixedSettings) else tuner.max_draws
-        bench = Workbench(
+        return Workbench(
             model=model,
             start=position,
             estimator=estimator,
             sampler=build(self.cfg.sampler.kernel, "sampler.kernel"),
             scheme=build(self.cfg.minibatch, "minibatch"),
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
-            keep_gradients=self.reward is not None and self.reward.gradients == "stochastic",
+            keep_gradients=keeps_gradients,
             seconds=self.seconds,
         )
-        self.write_provenance(bench, finished=False)
-        return bench
 
-    def find_map(self, model: Model) -> np.ndarray:
-        """Where the model's chains start, ``[dim]``; kept for the runs to come."""
+    def tuning_bench(self, bench: Workbench) -> Workbench:
+        """The bench that arms run on: for rewards on predictions, without the rows held out.
+
+        Their MAP is without these rows too.
+        """
+        if not isinstance(self.reward, PredictiveReward):
+            return bench
+        assert isinstance(bench.model, HasHoldOut), f"{bench.model.name} cannot hold rows out"
+        reward = self.reward
+        part = bench.model.hold_out(reward.hold_out_fraction, reward.hold_out_seed)
+        num_held_out = bench.model.num_data - part.num_data
+        self.console.message(
+            f"{part.num_data:,} training rows for the arms, {num_held_out:,} for the reward"
+        )
+        return self.bench_of(part, self.find_map(part))
+
+    def find_map(self, model: Model) -> MapEstimate:
+        """Where the model's chains start; kept for the runs to come."""
         began = time.perf_counter()
-        self.map_estimate = cached_map(
+        estimate = cached_map(
             model,
             _map_settings(self.settings.map_search),
             seed=self.settings.map_search.seed,
@@ -157,21 +189,25 @@ class Run:
         )
         earlier_s = self.stage_seconds.get("map", 0.0)
         self.stage_seconds["map"] = earlier_s + time.perf_counter() - began
-        return np.asarray(self.map_estimate.position)
+        return estimate
 
     def tune(self, bench: Workbench) -> dict[str, Any]:
         """Choose the hyperparameters; write ``tuning.csv``, ``best.json`` and the picture."""
         tuner = self.settings.tuner
         self._stage("tune", f"{self.settings.sampler.name} by {tuner.name}")
         began = time.perf_counter()
-        tuning = self._search(bench)
+        arms_bench = self.tuning_bench(bench)
+        tuning = self._search(arms_bench)
         self.stage_seconds["tuning"] = time.perf_counter() - began
         self.folder.write_tuning(tuning.records)
         self._draw_tuning(tuning)
         if tuning.winner is None:
             self.write_provenance(bench, finished=True)
             raise NothingUsableError(_all_failed(tuning, self.folder.tuning_path))
-        best = best_of(tuning.winner, bench.model.num_data)
+        num_data, num_arm_data = bench.model.num_data, arms_bench.model.num_data
+        # The same share of the rows, where the arms had fewer.
+        batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
+        best = best_of(tuning.winner._replace(batch_size=batch_size), num_data)
         self.folder.write_best(best)
         return best
 
@@ -355,7 +391,7 @@ class Run:
             plots.search_picture(
                 tuning.records,
                 reward_name=tuner.metric,
-                higher_is_better=tuner.metric in grid.HIGHER_IS_BETTER,
+                higher_is_better=tuner.metric in HIGHER_IS_BETTER,
                 **common,
             )
 
@@ -394,12 +430,12 @@ def _concurrent_jobs() -> int:
     return abs(int(HydraConfig.get().launcher.get("n_jobs", 1) or 1))
 
 
-def _reward_entry(settings: RunSettings, reward: Reward | None) -> dict[str, Any] | None:
+def _reward_entry(settings: RunSettings, reward: AnyReward | None) -> dict[str, Any] | None:
     if reward is not None:
         return {"name": reward.name, "higher_is_better": reward.higher_is_better}
     if isinstance(settings.tuner, GridSettings):
         metric = settings.tuner.metric
-        return {"name": metric, "higher_is_better": metric in grid.HIGHER_IS_BETTER}
+        return {"name": metric, "higher_is_better": metric in HIGHER_IS_BETTER}
     return None
 
 
@@ -417,7 +453,7 @@ def _all_failed(tuning: Tuning, path: Path) -> str:
     )
 
 
-def _winner_lines(best: Mapping[str, Any], reward: Reward | None) -> list[tuple[str, str]]:
+def _winner_lines(best: Mapping[str, Any], reward: AnyReward | None) -> list[tuple[str, str]]:
     length = int(best["num_integration_steps"])
     lines = [
         ("step size h", f"{best['step_size']:.4g} (10^{np.log10(best['step_size']):.2f})"),

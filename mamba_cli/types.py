@@ -212,6 +212,49 @@ class Reward(Protocol):
     def __call__(self, draws: ScoredDraws) -> float: ...
 
 
+class PredictFn(Protocol):
+    """The posterior predictive of an arm's thinned draws."""
+
+    def __call__(self, inputs: PyTree) -> Array: ...
+
+
+@runtime_checkable
+class PredictiveReward(Protocol):
+    """A reward that reads predictions for rows of the training data that the arms do not see.
+
+    ``model.hold_out(hold_out_fraction, hold_out_seed)`` is what the arms sample; the reward is
+    called with that model, whose test part is the rows held out.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def hold_out_fraction(self) -> float: ...
+
+    @property
+    def hold_out_seed(self) -> int: ...
+
+    def check(self, model: Model) -> None:
+        """Raise ``ConfigError`` where the reward makes no sense for the model."""
+        ...
+
+    def __call__(self, model: Model, predict: PredictFn) -> float: ...
+
+
+AnyReward = Reward | PredictiveReward
+
+
+@runtime_checkable
+class HasHoldOut(Protocol):
+    """A model that can set a part of its training rows aside, as its test part."""
+
+    def hold_out(self, fraction: float, seed: int) -> Model: ...
+
+
 class ArmRecord(NamedTuple):
     """One row of ``tuning.csv``: one arm in one rung.
 

@@ -252,3 +252,34 @@ def test_the_other_tuners_run_to_the_end(
     if tuner == "heuristic":
         assert best["step_size"] == pytest.approx(1 / 400)
     assert artifacts.read_metrics(folder / "metrics.csv")[0]["status"] == "ok"
+
+
+def test_a_predictive_reward_sees_training_rows_held_out(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    run(composed(*NO_TRUTH, "reward@tuner.reward=log_loss", "tuner.reward.hold_out_fraction=0.25"))
+    folder = folder_of(tmp_path, "mamba_log_loss")
+    records = artifacts.read_tuning(folder / "tuning.csv")
+    assert {record.batch_size for record in records} == {30}  # 10 % of 300 rows
+    best = json.loads((folder / "best.json").read_text())
+    assert (best["batch_size"], best["batch_percent"]) == (40, 10.0)  # of all 400
+    assert best["reward"] == min(r.reward for r in records if r.rung == 1 and r.status == "ok")
+    assert artifacts.read_metrics(folder / "metrics.csv")[0]["batch_size"] == 40
+    assert len(list((tmp_path / "map").glob("*.npz"))) == 2  # with and without the rows
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["reward@tuner.reward=rmse"], r"tuner\.reward\.name=rmse: model logreg .* accuracy"),
+        (["reward@tuner.reward=ood"], "does not read images"),
+        (["tuner=grid", "tuner.metric=rmse"], r"tuner\.metric=rmse: model logreg"),
+    ],
+)
+def test_a_metric_the_model_lacks_is_refused_before_anything_runs(
+    composed: Callable[..., DictConfig], tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    small = [o for o in NO_TRUTH if not o.startswith("tuner.")]
+    with pytest.raises(ConfigError, match=message):
+        run(composed(*small, *overrides))
+    assert not (tmp_path / "map").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mamba_cli.chain import Chain
-from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reward, ScoredDraws
+from mamba_cli.types import (
+    AnyReward,
+    ArmRecord,
+    Array,
+    Hyperparameters,
+    PredictiveReward,
+    ScoredDraws,
+)
 from mamba_cli.workbench import Workbench
 
 
@@ -80,10 +88,10 @@ def is_constant(positions: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Applies a reward to chains, with full-data or the sampler's own gradients."""
+    """Applies a reward to chains: to their draws and gradients there, or to their predictions."""
 
     bench: Workbench
-    reward: Reward
+    reward: AnyReward
 
     @property
     def sign(self) -> float:
@@ -95,9 +103,13 @@ class Scorer:
         bench, began = self.bench, self.bench.clock()
         rng = np.random.default_rng(0)
         noise = rng.standard_normal((num_draws, len(bench.start))).astype(np.float32)
-        if self.reward.gradients == "full":
-            bench.scores(bench.start[None])
-        self.reward(_draws(bench.start + np.float32(1e-3) * noise, -noise, jax.random.key(0)))
+        positions = bench.start + np.float32(1e-3) * noise
+        if isinstance(self.reward, PredictiveReward):
+            self.reward(bench.model, partial(bench.posterior_predictive, positions))
+        else:
+            if self.reward.gradients == "full":
+                bench.scores(bench.start[None])
+            self.reward(_draws(positions, -noise, jax.random.key(0)))
         elapsed_s = bench.clock() - began
         bench.seconds.compile += elapsed_s
         return elapsed_s
@@ -114,10 +126,15 @@ class Scorer:
         if is_constant(positions):
             reason = f"all {chain.num_draws} draws are equal: the step size is too small to move"
             return Score(math.nan, 0, bench.clock() - began, "frozen", reason)
-        if self.reward.gradients == "full":
-            scores = bench.scores(positions)
-        gradients_s = bench.clock() - began
-        value = float(self.reward(_draws(positions, scores, rng_key)))
+        if isinstance(self.reward, PredictiveReward):
+            gradients_s = 0.0
+            predict = partial(bench.posterior_predictive, positions)
+            value = float(self.reward(bench.model, predict))
+        else:
+            if self.reward.gradients == "full":
+                scores = bench.scores(positions)
+            gradients_s = bench.clock() - began
+            value = float(self.reward(_draws(positions, scores, rng_key)))
         elapsed_s = bench.clock() - began
         bench.seconds.gradients += gradients_s
         bench.seconds.reward += elapsed_s - gradients_s
