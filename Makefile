@@ -28,7 +28,7 @@ test: $(CHECKS)  ## Format, lint, types, import order and every test
 	check $(BIN)/ruff check $(SOURCES); \
 	check $(BIN)/mypy; \
 	check $(BIN)/lint-imports --no-logo; \
-	check $(BIN)/python -m pytest $(ARGS); \
+	check $(BIN)/python -m pytest --durations=15 $(ARGS); \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; \
 	echo "all checks passed"
 

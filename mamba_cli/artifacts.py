@@ -183,9 +183,19 @@ def _remove_quietly(path: Path) -> None:
         logger.warning("cannot remove the temporary file %s: %s", path, error)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of a writer that was killed."""
-    for leftover in folder.glob(f".*{_TEMPORARY_SUFFIX}"):
+def remove_leftovers(folder: str | Path, *, older_than_s: float = 0.0) -> None:
+    """Remove the temporary files that a killed writer left in ``folder``, not in those below.
+
+    In a folder that several processes write to, ``older_than_s`` spares the file that another
+    one is writing now: it is the age in seconds from which a file counts as left over.
+    """
+    newest = time.time() - older_than_s
+    for leftover in Path(folder).glob(f".*{_TEMPORARY_SUFFIX}"):
+        try:
+            if older_than_s and leftover.stat().st_mtime > newest:
+                continue
+        except FileNotFoundError:
+            continue
         _remove_quietly(leftover)
 
 
@@ -497,12 +507,10 @@ class RunFolder:
     """One run's folder: locked by one process, holding one configuration.
 
     Made by ``RunFolder.open`` and used as a context manager; leaving it gives the lock back.
-    ``resumed`` says whether an earlier process began the same run here.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], lock: int, resumed: bool) -> None:
+    def __init__(self, path: Path, config: dict[str, Any], lock: int) -> None:
         self.path = path
-        self.resumed = resumed
         self._config = config
         self._lock: int | None = lock
 
@@ -516,6 +524,9 @@ class RunFolder:
         hydra_config: Mapping[str, Any] | None = None,
     ) -> RunFolder:
         """Make or re-enter the folder of a run.
+
+        A folder that holds another configuration but nothing made with it (its run was refused
+        or killed before its first checkpoint) is taken over.
 
         Parameters
         ----------
@@ -531,8 +542,8 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            Another process uses the folder, or it holds a run made with another configuration:
-            the message lists each key with both values.
+            Another process uses the folder, or it holds results or checkpoints made with another
+            configuration: the message lists each key with both values.
         StorageError
             The folder cannot be made or written.
         """
@@ -541,10 +552,10 @@ class RunFolder:
         lock = _take_lock(path)
         try:
             resolved = plain(config)
+            for place in (path, path / "checkpoint", path / ".hydra"):
+                remove_leftovers(place)
             resumed = _check_same_run(path, resolved)
-            _remove_leftovers(path)
-            _remove_leftovers(path / "checkpoint")
-            folder = cls(path, resolved, lock, resumed)
+            folder = cls(path, resolved, lock)
             folder._write_hydra(resolved, overrides, hydra_config)
             if not resumed:
                 # Named at once, so that a run killed in its first second can still be told apart.
@@ -748,7 +759,7 @@ def _take_lock(folder: Path) -> int:
 
 
 def _check_same_run(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether ``folder`` already holds this run; refuses one that holds another."""
+    """Whether ``folder`` already holds this run; refuses one that holds results of another."""
     provenance = folder / "provenance.json"
     try:
         stored = read_json(provenance)
@@ -757,9 +768,8 @@ def _check_same_run(folder: Path, config: dict[str, Any]) -> bool:
             f"run folder {folder} cannot be told from another run: {error}; "
             f"or choose another seed= or run_dir="
         ) from error
+    found = _results_in(folder)
     if stored is None or not isinstance(stored.get("config"), dict):
-        names = ("tuning.csv", "best.json", "metrics.csv", "checkpoint")
-        found = [name for name in names if (folder / name).exists()]
         if found or stored is not None:
             raise ConfigError(
                 f"run folder {folder} holds {', '.join(found) or 'provenance.json'} but no "
@@ -768,6 +778,9 @@ def _check_same_run(folder: Path, config: dict[str, Any]) -> bool:
             )
         return False
     differences = config_differences(stored["config"], config)
+    if differences and not found:
+        logger.info("%s holds no result of its earlier configuration and is taken over", folder)
+        return False
     if differences:
         lines = "".join(
             f"\n  {key}: there {_shown(old)}, asked for {_shown(new)}"
@@ -778,6 +791,16 @@ def _check_same_run(folder: Path, config: dict[str, Any]) -> bool:
             f"choose another seed= or run_dir=, or delete the folder"
         )
     return True
+
+
+def _results_in(folder: Path) -> list[str]:
+    """What a run with another configuration must neither overwrite nor continue from."""
+    files = ("tuning.csv", "best.json", "metrics.csv")
+    found = [name for name in files if (folder / name).exists()]
+    # An empty folder is what a writer leaves that was killed in its first checkpoint.
+    if any((folder / "checkpoint").glob("*")):
+        found.append("checkpoint")
+    return found
 
 
 def _shown(value: Any) -> str:
@@ -970,8 +993,8 @@ def provenance(
     seconds: Mapping[str, float] | None = None,
     data_digests: Mapping[str, str] | None = None,
     num_concurrent_jobs: int = 1,
-    budget: str = "paper",
-    paper_size: bool | None = None,
+    budget: str,
+    paper_size: bool,
     reward: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What made a run's numbers, for ``provenance.json``.
@@ -990,9 +1013,9 @@ def provenance(
     num_concurrent_jobs
         Jobs the launcher ran side by side: above 1, wall-clock budgets were shared.
     budget
-        The name of the budget; any but ``paper`` is not the paper's size.
+        The name of the budget.
     paper_size
-        Says otherwise, where a single key was changed.
+        Whether the run has the paper's size: a single key can take it away from ``paper``.
     reward
         The metric in the ``reward`` column of ``tuning.csv``: its name and direction.
 
@@ -1005,7 +1028,7 @@ def provenance(
     stages = [*TIMED_STAGES, *(stage for stage in spent if stage not in TIMED_STAGES)]
     values = {
         "budget": budget,
-        "paper_size": budget == "paper" if paper_size is None else paper_size,
+        "paper_size": paper_size,
         "seed": config.get("seed"),
         "start": start,
         "end": end,

@@ -1,4 +1,4 @@
-"""The timed chain: the only module that reads a clock.
+"""The timed chain: the only module that times a chain.
 
 A :class:`ChainProgram` is one sampler compiled for one batch size. It runs many steps
 per dispatch inside a compiled loop; step size, L, number of steps, data and the
@@ -19,6 +19,7 @@ function of its key and its number of steps.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ import numpy as np
 from jax import lax
 
 from mamba_cli.gradients import GradientEstimator, num_rows
-from mamba_cli.types import Array, Hyperparameters, Minibatcher, PyTree, Sampler
+from mamba_cli.types import Array, Hyperparameters, Kernel, Minibatcher, PyTree, Sampler
 
 CLOSE_ENOUGH = 0.005
 """A timed chain stops when less than this share of its budget, or half a step, is left."""
@@ -44,7 +45,19 @@ AFTER_BURN_IN = 2**32 - 1
 MAX_STEPS_PER_DISPATCH = 1 << 17
 """Bounds the number of float32 terms in the in-loop sums, which are float64 between dispatches."""
 
+MAX_STEPS = 2**31 - 1
+"""Where a chain ends, whatever its budget: steps are counted in int32."""
+
+LAYOUT_VERSION = 1
+"""Raised when the numbers of a saved chain change their meaning but not their names and shapes."""
+
+logger = logging.getLogger(__name__)
+
 Clock = Callable[[], float]
+
+
+class LayoutError(Exception):
+    """A saved chain is not laid out as this program's are: another version of the code wrote it."""
 
 
 class MinibatchScheme(Protocol):
@@ -259,6 +272,9 @@ class ChainProgram:
     ) -> Chain:
         """A chain at ``position`` with no step done."""
         self.compile(position)
+        assert self.refreshes or hyperparameters.num_integration_steps == 1, (
+            "a draw is several steps only where the sampler redraws its momentum"
+        )
         carry = self._start(
             jax.random.key_data(rng_key),
             jnp.asarray(position, jnp.float32),
@@ -302,7 +318,8 @@ class ChainProgram:
         """A compact chain as named arrays, for a checkpoint; see :meth:`from_arrays`."""
         leaves = jax.tree.leaves((chain.carry, chain.sums))
         arrays = {f"leaf-{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
-        return arrays | {"elapsed_s": np.asarray(chain.elapsed_s)}
+        described = {"layout": self._layout(chain), "elapsed_s": chain.elapsed_s}
+        return arrays | {name: np.asarray(value) for name, value in described.items()}
 
     def from_arrays(
         self,
@@ -310,18 +327,42 @@ class ChainProgram:
         hyperparameters: Hyperparameters,
         position: np.ndarray,
     ) -> Chain:
-        """The chain that :meth:`to_arrays` saved, bit for bit."""
+        """The chain that :meth:`to_arrays` saved, bit for bit.
+
+        Raises
+        ------
+        LayoutError
+            Names, types or shapes differ from those of this program's chains, or
+            ``LAYOUT_VERSION`` does.
+        """
         like = self.start(jax.random.key(0), position, hyperparameters)
+        if str(arrays.get("layout")) != self._layout(like):
+            raise LayoutError
         leaves, structure = jax.tree.flatten((like.carry, like.sums))
         leaves = [arrays[f"leaf-{index}"] for index in range(len(leaves))]
         carry, sums = jax.tree.unflatten(structure, leaves)
         return Chain(hyperparameters, carry, sums, float(arrays["elapsed_s"]))
 
-    def _kernel(self, constants: PyTree) -> Any:
+    @property
+    def refreshes(self) -> bool:
+        """Whether the sampler redraws its momentum every ``num_integration_steps`` steps."""
+        return self._kernel(self._estimator.constants).refresh is not None
+
+    def _kernel(self, constants: PyTree) -> Kernel:
         def gradient(position: Array, minibatch: PyTree) -> Array:
             return self._estimator.estimate(constants, position, minibatch)
 
         return self._sampler(gradient)
+
+    def _layout(self, chain: Chain) -> str:
+        """Version, and name, type and shape of every leaf; of a buffer, the shape of one draw."""
+        carry = chain.carry._replace(
+            positions=chain.carry.positions[:0], gradients=chain.carry.gradients[:0]
+        )
+        leaves, _ = jax.tree_util.tree_flatten_with_path((carry, chain.sums))
+        lines = [f"{jax.tree_util.keystr(k)} {leaf.dtype}{list(leaf.shape)}" for k, leaf in leaves]
+        kept = f"gradients {'kept' if self.keep_gradients else 'not kept'}"
+        return "\n".join([f"version {LAYOUT_VERSION}", kept, *lines])
 
     def _zero_sums(self, carry: Carry) -> PyTree:
         shapes = jax.eval_shape(self._features, carry.origin, carry.origin)
@@ -333,7 +374,7 @@ class ChainProgram:
         # Steps use fold_in(key, 1), fold_in(key, 2), ...; 0 is left for the start.
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), 0)
         key_scheme, key_batch, key_init = jax.random.split(key, 3)
-        minibatch, scheme_state = self._minibatcher.draw(
+        minibatch, scheme_state = self._minibatcher.select(
             key_batch, self._minibatcher.init(key_scheme), rows
         )
         state = self._kernel(constants).init(key_init, position, minibatch, step_size)
@@ -379,7 +420,7 @@ class ChainProgram:
                     lambda s: s,
                     state,
                 )
-            minibatch, scheme_state = self._minibatcher.draw(key_batch, carry.minibatch, rows)
+            minibatch, scheme_state = self._minibatcher.select(key_batch, carry.minibatch, rows)
             state = kernel.step(key_step, state, minibatch, step_size)
             # The square, so that a draw whose second moment would overflow is not summed.
             finite = jnp.isfinite(jnp.vdot(state.position, state.position))
@@ -423,12 +464,14 @@ def advance(
     With seconds, it overshoots by at most 2 % of the budget or one gradient step,
     whichever is larger, as long as the machine's speed is steady, and makes no step at
     all when half a step would not fit. A chain that turns non-finite stops at once, at
-    ``chain.nonfinite_step``. Compilation is never inside the budget.
+    ``chain.nonfinite_step``. Neither compilation nor the padding of a compact chain's buffer
+    is inside the budget. At ``MAX_STEPS`` steps a chain ends.
     """
     program.compile(chain.position)
-    began = clock()
     hyperparameters = chain.hyperparameters
-    carry, sums, step = program.restore(chain.carry), chain.sums, chain.num_steps
+    carry = jax.block_until_ready(program.restore(chain.carry))
+    sums, step = chain.sums, chain.num_steps
+    began = clock()
     length, stride = hyperparameters.num_integration_steps, int(carry.stride)
     nonfinite_step = chain.nonfinite_step
     last_step = None if budget.steps is None else step + budget.steps
@@ -439,6 +482,7 @@ def advance(
             wanted = last_step - step
         else:
             wanted = _steps_that_fit((budget.seconds or 0.0) - spent_s, budget.seconds, cost_s)
+        wanted = min(wanted, MAX_STEPS - step)
         if wanted <= 0:
             break
         room = program.capacity * stride * length - step
@@ -455,6 +499,8 @@ def advance(
         now = clock()
         cost_s = (now - before) / num_steps
         step, nonfinite_step, spent_s = done, nonfinite or None, now - began
+    if step == MAX_STEPS:
+        logger.warning("a chain ends at %d steps, the most it can count", MAX_STEPS)
     if cost_s is not None and nonfinite_step is None:
         program.cost_per_step_s = cost_s
     elapsed_s = chain.elapsed_s + clock() - began

@@ -28,7 +28,6 @@ from mamba_cli.errors import ConfigError
 T = TypeVar("T")
 
 STAGES = ("tune", "ground_truth", "evaluate")
-METRICS = ("log_loss", "accuracy", "rmse", "ece", "mce")
 TOP_LEVEL_KEYS = (
     "seed",
     "stages",
@@ -43,6 +42,21 @@ TOP_LEVEL_KEYS = (
     "evaluation",
     "ground_truth",
 )
+
+# The parts of a model's file; every other key of it is an argument of the posterior.
+MODEL_PARTS = ("name", "posterior", "tuning", "budgets")
+
+# What makes the size of a run, and where a model's budget has it. The number of repeats is not
+# here: more of them are not another experiment.
+SIZE_KEYS = {
+    "tuner.longest_arm_s": "longest_arm_s",
+    "tuner.num_iterations": "search_iterations",
+    "tuner.max_draws": "max_draws",
+    "evaluation.budget_s": "evaluation_s",
+    "evaluation.max_draws": "evaluation_max_draws",
+    "ground_truth.num_draws": "ground_truth_draws",
+    "ground_truth.num_warmup": "ground_truth_warmup",
+}
 
 # The paper's heuristic (appendix on tuning methods); also where `fixed` is left open.
 DEFAULT_BATCH_PERCENT = 10.0
@@ -211,25 +225,24 @@ class GroundTruthSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """One run. ``stages`` is in the order they are done; no ``ground_truth`` is ``None``."""
+    """One run. ``stages`` is in the order they are done; no ``ground_truth`` is ``None``.
+
+    ``is_paper_size`` is false where the budget is not the paper's, and where a key that makes
+    the size of a run was given another value than the paper's.
+    """
 
     seed: int
     stages: tuple[str, ...]
-    data_dir: Path | None
     results_dir: Path
     run_dir: Path
     budget: str
+    is_paper_size: bool
     model: str
     sampler: SamplerSettings
     tuner: TunerSettings
     map_search: MapSearchSettings
     evaluation: EvaluationSettings
     ground_truth: GroundTruthSettings | None
-
-    @property
-    def is_paper_size(self) -> bool:
-        """Whether the run has the paper's size, which every output says otherwise."""
-        return self.budget == "paper"
 
 
 def settings_from(cfg: DictConfig) -> RunSettings:
@@ -248,22 +261,22 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     """
     root = _Section("", _plain(cfg))
     root.refuse_unknown(TOP_LEVEL_KEYS)
-    model = root.section("model")
-    for name, smallest in (("num_train", 1), ("num_test", 1), ("dim", 1), ("data_seed", 0)):
-        if name in model.values:
-            model.integer(name, at_least=smallest)
+    model = _model(root.section("model"))
     sampler = _sampler(root.section("sampler"))
     tuner = _tuner(root.section("tuner"), sampler, model)
     if "num_train" in model.values:
         tuner.points(model.values["num_train"])
-    budget = root.section("budget").text("name")
+    budget = root.section("budget")
+    budget.refuse_unknown(("name",))
+    if root.get("data_dir") is not None:
+        root.folder("data_dir")
     return RunSettings(
         seed=root.integer("seed", at_least=0, at_most=LARGEST_SEED),
         stages=_stages(root),
-        data_dir=None if root.get("data_dir") is None else root.folder("data_dir"),
         results_dir=root.folder("results_dir"),
         run_dir=root.folder("run_dir"),
-        budget=budget,
+        budget=budget.text("name"),
+        is_paper_size=budget.text("name") == "paper" and _has_paper_sizes(root),
         model=model.text("name"),
         sampler=sampler,
         tuner=tuner,
@@ -370,10 +383,7 @@ class _Section:
         return _above_zero(self.key(name), self.get(name))
 
     def text(self, name: str) -> str:
-        value = self.get(name)
-        if not isinstance(value, str) or not value:
-            raise _refusal(self.key(name), value, "a word")
-        return value
+        return _word(self.key(name), self.get(name))
 
     def flag(self, name: str) -> bool:
         value = self.get(name)
@@ -445,7 +455,62 @@ def _stages(root: _Section) -> tuple[str, ...]:
     return tuple(stage for stage in STAGES if stage in listed)
 
 
+def _model(section: _Section) -> _Section:
+    """The model's section, checked: its keys are what the posterior is built from."""
+    posterior = section.section("posterior")
+    known = [*MODEL_PARTS, *(name for name in posterior.values if not name.startswith("_"))]
+    section.refuse_unknown(known)
+    for name in section.values:
+        if name in posterior.values and repr(section.get(name)) != repr(posterior.get(name)):
+            raise ConfigError(
+                f"{posterior.key(name)}={posterior.get(name)!r} is not allowed: it must be "
+                f"{section.key(name)}={section.get(name)!r}. Leave it as the model's file has it."
+            )
+    for name, smallest in (("num_train", 1), ("num_test", 1), ("dim", 1), ("data_seed", 0)):
+        if name in section.values:
+            section.integer(name, at_least=smallest)
+    if "correlation" in section.values:
+        _unconverted(section, "correlation", "above -1 and below 1", lambda rho: abs(rho) < 1.0)
+    if "prior_variance" in section.values:
+        _unconverted(section, "prior_variance", "above 0", lambda variance: variance > 0.0)
+    section.section("tuning").refuse_unknown(
+        (
+            "step_size",
+            "batch_percent",
+            "num_integration_steps",
+            "search_noise",
+            "search_metric",
+            "metrics",
+        )
+    )
+    return section
+
+
+def _unconverted(
+    section: _Section, name: str, allowed: str, is_allowed: Callable[[float], bool]
+) -> None:
+    """Check a number that reaches the model as it is written, so that text is not one."""
+    key, value = section.key(name), section.get(name)
+    if isinstance(value, str) or not is_allowed(_real(key, value, allowed)):
+        raise _refusal(key, value, f"a finite number, {allowed}")
+
+
+def _has_paper_sizes(root: _Section) -> bool:
+    """Whether every key that makes the size of a run has the value of the paper's budget."""
+    paper = root.section("model").section("budgets").values.get("paper")
+    if not isinstance(paper, Mapping):
+        return False
+    sizes = SIZE_KEYS | {f"model.{name}": name for name in root.section("model").values}
+    for key, size in sizes.items():
+        section, _, name = key.partition(".")
+        given = root.section(section).values.get(name)
+        if size in paper and given is not None and given != paper[size]:
+            return False
+    return True
+
+
 def _sampler(section: _Section) -> SamplerSettings:
+    section.refuse_unknown(("name", "gradient", "kernel", "uses_integration_steps"))
     return SamplerSettings(
         name=section.text("name"),
         control_variates=section.choice("gradient", ("standard", "control_variates"))
@@ -497,7 +562,7 @@ def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -
         name=section.text("name"),
         num_iterations=section.integer("num_iterations", at_least=1),
         noise_scale=noise_scale,
-        metric=section.choice("metric", METRICS),
+        metric=section.choice("metric", model.section("tuning").each("metrics", _word)),
         max_draws=section.integer("max_draws", at_least=2),
         grid=_grid(section.section("grid"), sampler, model),
     )
@@ -665,6 +730,12 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
 
 def _refusal(key: str, value: Any, allowed: str, hint: str = "") -> ConfigError:
     return ConfigError(f"{key}={value!r} is not allowed: it must be {allowed}.{hint}")
+
+
+def _word(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _refusal(key, value, "a word")
+    return value
 
 
 def _real(key: str, value: Any, allowed: str) -> float:

@@ -51,19 +51,17 @@ _ASCII = str.maketrans(
 )
 
 
-def size_note(budget: str, paper_size: bool | None = None) -> str:
+def size_note(budget: str, paper_size: bool) -> str:
     """The warning that every output of a small run carries; empty at the paper's size.
 
     Parameters
     ----------
     budget
-        The name of the budget: ``paper`` is the paper's size, every other is not.
+        The name of the budget.
     paper_size
-        Says otherwise, where a single key was changed.
+        Whether the run has the paper's size: a single key can take it away from ``paper``.
     """
-    if budget == "paper" if paper_size is None else paper_size:
-        return ""
-    return f"budget={budget}: NOT the paper's size"
+    return "" if paper_size else f"budget={budget}: NOT the paper's size"
 
 
 def duration(seconds: float) -> str:
@@ -80,51 +78,18 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def align(
-    rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, title: str = ""
-) -> str:
-    """Lay out a table: columns aligned, those that hold numbers alone to the right.
+def align(rows: Sequence[Sequence[str]], title: str) -> str:
+    """Lay out a table: columns aligned, ``title`` above a rule.
 
-    Parameters
-    ----------
-    rows
-        The cells; each row has as many as the first.
-    header
-        Names of the columns.
-    title
-        Stands above, with a rule below it.
+    Each row has as many cells as the first.
     """
-    lines = [[str(cell).replace("\n", " ") for cell in row] for row in rows]
-    everything = [list(header), *lines] if header else lines
-    num_columns = max((len(row) for row in everything), default=0)
-    assert all(len(row) == num_columns for row in everything), "rows of different lengths"
-    widths = [max(len(row[column]) for row in everything) for column in range(num_columns)]
-    numeric = [
-        bool(header) and all(_is_number(row[column]) for row in lines if row[column])
-        for column in range(num_columns)
+    lines = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    body = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in lines
     ]
-
-    def lay_out(row: Sequence[str]) -> str:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        return "  ".join(cells).rstrip()
-
-    body = [lay_out(row) for row in lines]
-    if header:
-        body = [lay_out(header), "  ".join("─" * width for width in widths), *body]
-    if title:
-        body = [title, "─" * max(len(line) for line in [title, *body]), *body]
-    return "\n".join(body)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace(",", "").removesuffix("%").removesuffix(" s"))
-    except ValueError:
-        return False
-    return True
+    return "\n".join([title, "─" * max(len(line) for line in [title, *body]), *body])
 
 
 class _Stream:
@@ -310,7 +275,7 @@ class Console:
         logger.info("%s", text)
         self.show(self._bold(text))
 
-    def banner(self, budget: str, paper_size: bool | None = None) -> None:
+    def banner(self, budget: str, paper_size: bool) -> None:
         """Say loudly that a run is not the paper's size, where it is not."""
         note = size_note(budget, paper_size)
         if note:
@@ -319,11 +284,14 @@ class Console:
 
     def summary(self, rows: Sequence[tuple[str, str]], title: str) -> None:
         """Print the closing table: a name and a value a line, on stdout."""
-        self._print(rows, None, title)
-
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """Print a table with named columns on stdout."""
-        self._print(rows, header, title)
+        self.finish()
+        for line in align(rows, title).splitlines():
+            logger.info("%s", line)
+        # Spelt before it is aligned: a letter may become several.
+        spelt = self._out.spelt
+        text = align([[spelt(cell) for cell in row] for row in rows], spelt(title))
+        self._out.write(f"\n{text}\n")
+        self._out.flush()
 
     def show(self, text: str) -> None:
         """Write one line to the terminal, above the bar; not logged."""
@@ -333,22 +301,6 @@ class Console:
         self._stream.flush()
         if self._bar is not None:
             self._bar.refresh()
-
-    def _print(
-        self, rows: Sequence[Sequence[str]], header: Sequence[str] | None, title: str
-    ) -> None:
-        self.finish()
-        for line in align(rows, header, title).splitlines():
-            logger.info("%s", line)
-        # Spelt before it is aligned: a letter may become several.
-        spelt = self._out.spelt
-        text = align(
-            [[spelt(cell) for cell in row] for row in rows],
-            header and [spelt(name) for name in header],
-            spelt(title),
-        )
-        self._out.write(f"\n{text}\n")
-        self._out.flush()
 
     def _close_bar(self) -> None:
         if self._bar is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mamba_cli import metrics
+from mamba_cli import artifacts, metrics
 from mamba_cli.chain import Budget, Chain, ChainProgram, advance
+from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.rewards import ksd
 from mamba_cli.tuners.scoring import failure, is_constant
 from mamba_cli.types import Array, Hyperparameters, Reporter, SilentReporter
@@ -22,10 +24,65 @@ SECONDS_PER_ADVANCE = 0.5
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one repeat (columns of ``metrics.csv``) and the posterior sd it found."""
+    """Metrics of one repeat (columns of ``metrics.csv``), the posterior mean and sd it found.
+
+    Both are NaN unless the row's status is ok.
+    """
 
     row: dict[str, Any]
+    mean: np.ndarray
     std: np.ndarray
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Posterior means and sds of the repeats, ``[num_repeats, dim]``; NaN where one failed.
+
+    They are kept beside ``metrics.csv``, so that a ground truth that comes later, or again, is
+    compared with the chains that ran before it.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    reference_std: np.ndarray | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> Moments:
+        """What is kept at ``path``; no repeats where there is no file, or a damaged one."""
+        arrays, _ = artifacts.read_arrays(path) or ({}, {})
+        nothing = np.zeros((0, 0))
+        return cls(
+            arrays.get("mean", nothing), arrays.get("std", nothing), arrays.get("reference_std")
+        )
+
+    def save(self, path: Path) -> None:
+        """Write ``path``. Raises ``StorageError``."""
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
+        artifacts.write_arrays(path, arrays, {})
+
+    def with_repeat(self, repeat: int, result: Evaluation) -> Moments:
+        """These, with ``result`` as repeat number ``repeat`` and nothing after it."""
+
+        def put(kept: np.ndarray, new: np.ndarray) -> np.ndarray:
+            table = np.full((repeat + 1, len(new)), np.nan)
+            known = kept[:repeat]
+            if len(known):
+                table[: len(known)] = known
+            table[repeat] = new
+            return table
+
+        return replace(self, mean=put(self.mean, result.mean), std=put(self.std, result.std))
+
+    def compared(
+        self, rows: list[dict[str, Any]], reference_std: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """``rows`` with the ``relative_std_error`` of every usable one that is kept here."""
+        compared = list(rows)
+        for index, (row, std) in enumerate(zip(rows, self.std, strict=False)):
+            if row["status"] == "ok" and np.all(np.isfinite(std)):
+                error = metrics.relative_std_error(std, reference_std)
+                compared[index] = {**row, "relative_std_error": error}
+        return compared
 
 
 def evaluate(
@@ -45,7 +102,8 @@ def evaluate(
     speaks of the draws after them. Standard deviations are those of *all* draws. KSD (IMQ
     kernel, c = 1, beta = -1/2, gradients over all rows), the posterior predictive and the mean
     squared error of draws are of at most ``max_draws`` draws, evenly spaced over the chain. A
-    chain that fails has empty metrics, a status and a reason.
+    chain that fails has empty metrics, a status and a reason; so has one for which there is not
+    enough memory.
 
     Parameters
     ----------
@@ -67,69 +125,90 @@ def evaluate(
         Shown the seconds sampled.
     """
     reporter = reporter or SilentReporter()
-    program, _ = bench.program(hyperparameters.batch_size)
-    chain = program.start(rng_key, bench.start, hyperparameters)
-    reporter.start("evaluation", budget_s, "s")
-    burn_in: dict[str, Any] = {"burn_in_s": 0.0, "num_burn_in_steps": 0}
-    if burn_in_fraction > 0:
-        chain = _sample_until(burn_in_fraction * budget_s, bench, program, chain, reporter)
-        if chain.nonfinite_step is None:
-            burn_in = {"burn_in_s": chain.elapsed_s, "num_burn_in_steps": chain.num_steps}
-            chain = chain.without_draws()
-    chain = _sample_until(budget_s, bench, program, chain, reporter)
-    reporter.finish()
-    bench.seconds.sampling += chain.elapsed_s
-    chain = chain.compact()
-    return Evaluation(_row(bench, chain, max_draws, reference_std, burn_in), chain.std)
+    row = _empty_row(bench, hyperparameters)
+    nothing = np.full(bench.model.dim, np.nan)
+    try:
+        program, _ = bench.program(hyperparameters.batch_size)
+        chain = program.start(rng_key, bench.start, hyperparameters)
+        reporter.start("evaluation", budget_s, "s")
+        try:
+            if burn_in_fraction > 0:
+                chain = _sampled(bench, program, chain, burn_in_fraction * budget_s, reporter)
+                if chain.nonfinite_step is None:
+                    row |= {"burn_in_s": chain.elapsed_s, "num_burn_in_steps": chain.num_steps}
+                    chain = chain.without_draws()
+            chain = _sampled(bench, program, chain, budget_s, reporter)
+        finally:
+            reporter.finish()
+        chain = chain.compact()
+        row |= {
+            "num_samples": chain.num_draws,
+            "elapsed_s": chain.elapsed_s,
+            "num_steps": chain.num_steps,
+        }
+        row |= _scored(bench, chain, max_draws, reference_std)
+        if row["status"] != "ok":
+            return Evaluation(row, nothing, nothing)
+        return Evaluation(row, chain.mean, chain.std)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failed = {"status": "out_of_memory", "reason": first_line(error)}
+        return Evaluation(row | failed, nothing, nothing)
 
 
-def _sample_until(
-    end_s: float, bench: Workbench, program: ChainProgram, chain: Chain, reporter: Reporter
+def _sampled(
+    bench: Workbench, program: ChainProgram, chain: Chain, end_s: float, reporter: Reporter
 ) -> Chain:
-    """Continue ``chain`` until its own seconds are ``end_s``, in pieces."""
+    """``chain`` continued until its own seconds are ``end_s``, or up to where it diverged."""
+    began_s = chain.elapsed_s
     pieces_s = SECONDS_PER_ADVANCE
-    while chain.nonfinite_step is None:
-        remaining_s = end_s - chain.elapsed_s
-        pieces = max(1, round(remaining_s / pieces_s))
-        steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
-        chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
-        reporter.update(min(chain.elapsed_s, end_s) - min(elapsed_before_s, end_s))
-        if pieces == 1 or chain.elapsed_s >= end_s:
-            break
-        if chain.num_steps == steps_before:
-            pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
+    try:
+        while chain.nonfinite_step is None:
+            remaining_s = end_s - chain.elapsed_s
+            pieces = max(1, round(remaining_s / pieces_s))
+            steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
+            chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
+            reporter.update(min(chain.elapsed_s, end_s) - min(elapsed_before_s, end_s))
+            if pieces == 1 or chain.elapsed_s >= end_s:
+                break
+            if chain.num_steps == steps_before:
+                pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
+    finally:
+        bench.seconds.sampling += chain.elapsed_s - began_s
     return chain
 
 
-def _row(
-    bench: Workbench,
-    chain: Chain,
-    max_draws: int,
-    reference_std: np.ndarray | None,
-    burn_in: dict[str, Any],
-) -> dict[str, Any]:
-    hyperparameters = chain.hyperparameters
-    row: dict[str, Any] = {
+def _empty_row(bench: Workbench, hyperparameters: Hyperparameters) -> dict[str, Any]:
+    return {
         "step_size": hyperparameters.step_size,
         "log10_step_size": math.log10(hyperparameters.step_size),
         "batch_size": hyperparameters.batch_size,
         "batch_percent": 100 * hyperparameters.batch_size / bench.model.num_data,
         "num_integration_steps": hyperparameters.num_integration_steps,
-        "num_samples": chain.num_draws,
-        "elapsed_s": chain.elapsed_s,
-        "num_steps": chain.num_steps,
-        **burn_in,
+        "num_samples": 0,
+        "elapsed_s": 0.0,
+        "num_steps": 0,
+        "num_scored": 0,
+        "burn_in_s": 0.0,
+        "num_burn_in_steps": 0,
     }
+
+
+def _scored(
+    bench: Workbench, chain: Chain, max_draws: int, reference_std: np.ndarray | None
+) -> dict[str, Any]:
+    """The metrics of a chain and its status."""
     failed = failure(chain)
     if failed is not None:
-        return row | {"status": failed[0], "reason": failed[1]}
+        return {"status": failed[0], "reason": failed[1]}
     positions, _ = chain.thinned(max_draws)
     if is_constant(positions):
-        return row | {"status": "frozen", "reason": "all draws are equal"}
+        return {"status": "frozen", "reason": "all draws are equal"}
     began = bench.clock()
     scores = bench.scores(positions)
     gradients_s = bench.clock() - began
-    row["ksd"] = ksd(positions, scores)
+    row: dict[str, Any] = {"ksd": ksd(positions, scores)}
     row |= bench.model.predictive_metrics(bench.posterior_predictive(positions))
     mse_of_draws = bench.mse_of_draws(positions)
     if mse_of_draws is not None:

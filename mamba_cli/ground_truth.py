@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import logging
 import math
+import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,17 +39,25 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import hmc
 
 from mamba_cli import artifacts, map_estimate
-from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.errors import ConfigError, NothingUsableError, StorageError
 from mamba_cli.map_estimate import RowBlocks
 from mamba_cli.types import Array, Model, PyTree, Reporter, SilentReporter
 
 ALGORITHM_VERSION = 1
 """Part of the digest: raised when the draws would follow another law, or moments be others."""
 
+CHECKPOINT_VERSION = 1
+"""Raised when the numbers of a checkpoint change their meaning but not their names and shapes."""
+
+SECONDS_BETWEEN_LOOKS = 2.0
+"""How often a run that waits for another one's chains looks whether they are done."""
+
 MAX_DENSE_DIM = 1000
 """Above this a Hessian is too large: chains start from an isotropic spread, unwhitened."""
 
 SILENT = SilentReporter()
+
+logger = logging.getLogger(__name__)
 
 
 def _require(name: str, value: object, allowed: bool, what: str) -> None:
@@ -401,6 +412,19 @@ def sample(
 
     start_s = clock()
     programs = _compile(model, keys, jnp.asarray(starts, jnp.float32), target, settings)
+    if saved is not None and saved.layout != _layout(programs.state_like):
+        assert checkpoint_dir is not None
+        logger.warning("%s is of another version of the sampler: it starts again", checkpoint_dir)
+        _clear(checkpoint_dir)
+        return sample(
+            model,
+            map_position,
+            settings,
+            checkpoint_dir=checkpoint_dir,
+            question=question,
+            reporter=reporter,
+            clock=clock,
+        )
     if saved is None:
         progress = _Progress(np.zeros(model.dim), np.zeros(model.dim))
         kept: list[np.ndarray] = []
@@ -593,6 +617,7 @@ def _samples(
 
 
 class _Checkpoint(NamedTuple):
+    layout: str  # of the state that the leaves are of
     coordinates: Coordinates
     progress: _Progress
     leaves: list[np.ndarray]
@@ -630,17 +655,29 @@ def _save_checkpoint(
     }
     if coordinates.matrix is not None:
         arrays["matrix"] = coordinates.matrix
-    meta = {"question": question, "num_kept": len(kept), "progress": progress.counters()}
+    meta = {
+        "version": CHECKPOINT_VERSION,
+        "layout": _layout(state),
+        "question": question,
+        "num_kept": len(kept),
+        "progress": progress.counters(),
+    }
     artifacts.write_arrays(_state_path(folder), arrays, meta)
 
 
 def _load_checkpoint(folder: Path, question: str) -> _Checkpoint | None:
-    """The last state saved in ``folder``; ``None`` where there is none, or it cannot be used."""
+    """The last state saved in ``folder``; ``None`` where there is none, or it cannot be used.
+
+    Whether its leaves fit the sampler of this version is known when that is compiled.
+    """
     found = artifacts.read_arrays(_state_path(folder))
     if found is None:
         return None
     arrays, meta = found
     if meta.get("question") != question:
+        return None
+    if meta.get("version") != CHECKPOINT_VERSION:
+        logger.warning("%s is of another version and not used: the chains start again", folder)
         return None
     kept = []
     for index in range(meta["num_kept"]):
@@ -650,7 +687,16 @@ def _load_checkpoint(folder: Path, question: str) -> _Checkpoint | None:
         kept.append(block[0]["z"])
     progress = _Progress(arrays["mean"], arrays["squares"], **meta["progress"])
     leaves = [arrays[name] for name in sorted(arrays) if name.startswith("leaf_")]
-    return _Checkpoint(Coordinates(arrays["centre"], arrays.get("matrix")), progress, leaves, kept)
+    coordinates = Coordinates(arrays["centre"], arrays.get("matrix"))
+    return _Checkpoint(meta["layout"], coordinates, progress, leaves, kept)
+
+
+def _layout(state: PyTree) -> str:
+    """Name, type and shape of every leaf of a state of the chains."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return "\n".join(
+        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
+    )
 
 
 def _pack(state: PyTree) -> list[np.ndarray]:
@@ -664,7 +710,6 @@ def _pack(state: PyTree) -> list[np.ndarray]:
 def _unpack(state_like: PyTree, leaves: Sequence[np.ndarray]) -> PyTree:
     """The inverse of ``_pack``, for a state of the shapes and types of ``state_like``."""
     like, structure = jax.tree.flatten(state_like)
-    assert len(like) == len(leaves), "the checkpoint is of another version of the sampler"
     restored = [
         jax.random.wrap_key_data(jnp.asarray(leaf)) if _is_key(shape) else jnp.asarray(leaf)
         for shape, leaf in zip(like, leaves, strict=True)
@@ -824,7 +869,8 @@ def nuts_ground_truth(
         The posterior, its mode and what is asked.
     cache_dir
         Where the result is written, and a folder ``<model>-<digest>.partial`` while the chains run.
-        A run that was killed goes on from there.
+        A run that was killed goes on from there; one that finds another process at work there
+        waits for it, and takes its result.
     search_dirs
         Further folders with results, read only.
     recompute
@@ -840,15 +886,34 @@ def nuts_ground_truth(
         A block or the result could not be written.
     """
     path = cache_path(model, settings, Path(cache_dir))
+    known = None
     if not recompute:
         known = load(model, settings, cache_dir=Path(cache_dir), search_dirs=search_dirs)
-        if known is not None:
-            check_converged(known, settings)
-            reporter.message(
-                f"ground truth: {known.num_draws:,} draws made on {known.provenance['finished']} "
-                f"are taken from {path.name}; R-hat at most {np.max(known.r_hat):.3f}"
-            )
-            return known
+    if known is None:
+        with _sole_owner(path.with_suffix(".partial"), reporter) as waited:
+            # Whoever held the folder may have answered the question.
+            if waited or not recompute:
+                known = load(model, settings, cache_dir=Path(cache_dir))
+            if known is None:
+                return _compute(model, map_position, settings, path, recompute, reporter, clock)
+    check_converged(known, settings)
+    reporter.message(
+        f"ground truth: {known.num_draws:,} draws made on {known.provenance['finished']} "
+        f"are taken from {path.name}; R-hat at most {np.max(known.r_hat):.3f}"
+    )
+    return known
+
+
+def _compute(
+    model: Model,
+    map_position: Array,
+    settings: NutsSettings,
+    path: Path,
+    recompute: bool,
+    reporter: Reporter,
+    clock: Callable[[], float],
+) -> GroundTruth:
+    """Sample, diagnose, check and save; what is saved meanwhile is removed at the end."""
     partial_dir = path.with_suffix(".partial")
     question = digest(model, settings)
     if recompute:
@@ -870,7 +935,7 @@ def nuts_ground_truth(
         )
     check_converged(truth, settings)
     save(truth, path)
-    shutil.rmtree(partial_dir, ignore_errors=True)
+    _clear(partial_dir)
     return truth
 
 
@@ -879,4 +944,65 @@ def _drop_finished(folder: Path, question: str, settings: NutsSettings) -> None:
     saved = _load_checkpoint(folder, question)
     total_steps = settings.num_warmup + settings.draws_per_chain
     if saved is not None and saved.progress.num_steps >= total_steps:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
+
+
+# --- one run at a time --------------------------------------------------------------------------
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def _sole_owner(folder: Path, reporter: Reporter) -> Iterator[bool]:
+    """Hold ``folder``, made where it is not; the value is whether another process held it first.
+
+    Waits as long as that takes, which the reporter is told once.
+    """
+    waited = False
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be made: {error.strerror or error}") from error
+        try:
+            lock = artifacts._take_lock(folder)
+        except ConfigError:
+            if not waited:
+                reporter.message(f"ground truth: waiting for {_owner(folder)}, which computes it")
+            waited = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            continue
+        # The one before may have removed the file between our opening and our locking it.
+        if _is_file(lock, folder / _LOCK):
+            break
+        os.close(lock)
+    try:
+        yield waited
+    finally:
+        with suppress(OSError):
+            if [entry.name for entry in folder.iterdir()] == [_LOCK]:
+                (folder / _LOCK).unlink()
+                folder.rmdir()
+        os.close(lock)
+
+
+def _owner(folder: Path) -> str:
+    try:
+        owner = (folder / _LOCK).read_text(errors="replace").strip()
+    except OSError:
+        owner = ""
+    return f"process {owner}" if owner else "another process"
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clear(folder: Path) -> None:
+    """Remove what is in ``folder``, but not the lock that holds it."""
+    for entry in folder.iterdir():
+        if entry.name != _LOCK:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

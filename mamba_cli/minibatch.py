@@ -21,6 +21,7 @@ pair. Pairs are what mean and covariance of the gradient noise depend on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.types import Array, Minibatcher, PyTree
+from mamba_cli.types import Array, Minibatcher, PyTree, Selection
 
 PAIR_TOLERANCE = 1e-6
 
@@ -49,25 +50,36 @@ def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
     drawn and nothing is copied.
     """
     assert 1 <= batch_size <= num_data, (batch_size, num_data)
-
-    def draw(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
-        if batch_size == num_data:
-            return rows, state
-        # The barrier keeps XLA from recomputing the bijection for every gathered element.
-        indices = lax.optimization_barrier(random_indices(rng_key, num_data, batch_size))
-        return gather(rows, indices), state
-
-    return Minibatcher(init=lambda rng_key: (), draw=draw)
+    if batch_size == num_data:
+        return Minibatcher(init=_no_state, draw=_all_rows, select=_all_rows)
+    return _by_index(lambda rng_key: random_indices(rng_key, num_data, batch_size))
 
 
 def with_replacement(num_data: int, batch_size: int) -> Minibatcher:
     """``batch_size`` independent uniform rows, as the paper's published code drew them."""
+    return _by_index(lambda rng_key: jax.random.randint(rng_key, (batch_size,), 0, num_data))
+
+
+def _by_index(draw_indices: Callable[[Array], Array]) -> Minibatcher:
+    """The scheme of independent sets of indices."""
+
+    def select(rng_key: Array, state: Any, rows: PyTree) -> tuple[Selection, Any]:
+        # The barrier keeps XLA from recomputing the indices for every gathered element.
+        return Selection(rows, lax.optimization_barrier(draw_indices(rng_key))), state
 
     def draw(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
-        indices = jax.random.randint(rng_key, (batch_size,), 0, num_data)
-        return gather(rows, lax.optimization_barrier(indices)), state
+        selection, state = select(rng_key, state, rows)
+        return gather(*selection), state
 
-    return Minibatcher(init=lambda rng_key: (), draw=draw)
+    return Minibatcher(init=_no_state, draw=draw, select=select)
+
+
+def _no_state(rng_key: Array) -> tuple[()]:
+    return ()
+
+
+def _all_rows(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
+    return rows, state
 
 
 def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:

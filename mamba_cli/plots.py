@@ -516,11 +516,11 @@ def _draw_step_point(axes: Axes, arm: _Arm, height: float, panel: _Panel) -> Non
         _draw_off_scale(axes, arm.last.step_size, height, panel)
 
 
-def _say_nothing_usable(axes: Axes) -> None:
+def _say_nothing_usable(axes: Axes, text: str = "no arm gave a finite reward") -> None:
     axes.text(
         0.5,
         0.5,
-        "no arm gave a finite reward",
+        text,
         transform=axes.transAxes,
         ha="center",
         va="center",
@@ -858,6 +858,61 @@ def _cloud_figure(
     return figure
 
 
+def posterior_figure(
+    mean: ArrayLike,
+    std: ArrayLike,
+    *,
+    title: str = "posterior mean and standard deviation",
+    note: str = "",
+) -> Figure:
+    """Draw the posterior that a sampler found, where there is no ground truth to hold it to.
+
+    Up to 40 coordinates: each with its mean and a bar of one standard deviation either way, one
+    a repeat. More: the cloud of standard deviations against means.
+
+    Parameters
+    ----------
+    mean, std
+        ``[num_repeats, dim]``. Repeats that are not finite are left out; the picture of no repeat
+        says so.
+    """
+    means, stds = np.atleast_2d(np.asarray(mean, float)), np.atleast_2d(np.asarray(std, float))
+    assert means.shape == stds.shape, "a mean and a standard deviation for each coordinate"
+    finite = np.all(np.isfinite(means) & np.isfinite(stds), axis=1)
+    means, stds = means[finite], stds[finite]
+    few = means.shape[1] <= 40
+    with _styled():
+        figure = _new_figure(
+            max(7.0, 3.0 + 0.45 * means.shape[1]) if few else 8.0, 5.4, title, note
+        )
+        axes = figure.add_subplot()
+        if not means.size:
+            _say_nothing_usable(axes, "no repeat was usable")
+            return figure
+        axes.grid(True, axis="y", color="#ececec", linewidth=0.8)
+        axes.set_axisbelow(True)
+        places = np.arange(means.shape[1])
+        spread = np.linspace(-0.18, 0.18, len(means)) if len(means) > 1 else np.zeros(1)
+        for row, width, offset in zip(means, stds, spread, strict=True):
+            if few:
+                axes.errorbar(
+                    places + offset, row, width, fmt="o", markersize=4.5, color=_PALETTE[0]
+                )
+            else:
+                look: dict[str, Any] = {"linestyle": "none", "marker": ".", "markersize": 3}
+                axes.plot(
+                    row, width, alpha=0.4, color=_PALETTE[0], rasterized=True, gid="cloud", **look
+                )
+        if few:
+            axes.set_xticks(places)
+            axes.set_xlabel("coordinate")
+            axes.set_ylabel("posterior mean and sd")
+        else:
+            axes.set_xlabel("posterior mean")
+            axes.set_ylabel("posterior sd")
+        return figure
+
+
 def save_picture(figure: Figure, path_or_buffer: str | Path | BinaryIO) -> None:
     """Write ``figure`` as a PNG: to a file, atomically, or into a binary buffer.
 
@@ -933,3 +988,15 @@ def evaluation_picture(
         reference_std, std, names, title=title, note=note, reference_name=reference_name
     )
     save_picture(figure, path_or_buffer)
+
+
+def posterior_picture(
+    mean: ArrayLike,
+    std: ArrayLike,
+    path_or_buffer: str | Path | BinaryIO,
+    *,
+    title: str = "posterior mean and standard deviation",
+    note: str = "",
+) -> None:
+    """Write the picture of ``posterior_figure`` as a PNG. Raises ``StorageError``."""
+    save_picture(posterior_figure(mean, std, title=title, note=note), path_or_buffer)

@@ -7,9 +7,8 @@ does nothing but report when all is done.
 
 from __future__ import annotations
 
-import datetime
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +17,12 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli import artifacts, gradients, plots
+from mamba_cli import gradients, report
 from mamba_cli.artifacts import RunFolder
+from mamba_cli.chain import MinibatchScheme
 from mamba_cli.config import (
     FixedSettings,
     GridSettings,
-    MambaSettings,
     MapSearchSettings,
     RunSettings,
     build,
@@ -31,19 +30,25 @@ from mamba_cli.config import (
 )
 from mamba_cli.console import Console, duration, size_note
 from mamba_cli.errors import ConfigError, NothingUsableError
-from mamba_cli.evaluation import best_of, evaluate, repeat_key
-from mamba_cli.ground_truth import GroundTruth, NutsSettings, nuts_ground_truth
+from mamba_cli.evaluation import Moments, best_of, evaluate, repeat_key
+from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
+from mamba_cli.ledger import Ledger
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
-from mamba_cli.metrics import HIGHER_IS_BETTER
-from mamba_cli.rewards.predictive import require_metric
 from mamba_cli.tuners import given, grid, mamba
 from mamba_cli.tuners.result import Tuning
-from mamba_cli.types import AnyReward, HasHoldOut, Hyperparameters, Model, PredictiveReward
-from mamba_cli.workbench import Seconds, Workbench
+from mamba_cli.types import (
+    AnyReward,
+    HasHoldOut,
+    Hyperparameters,
+    Model,
+    PredictiveReward,
+    Sampler,
+)
+from mamba_cli.workbench import Workbench
 
-COMMITTED_GROUND_TRUTH = Path("results") / "ground_truth"
-"""Where a checkout of the project has the default models' results, seen from its top."""
+COMMITTED_GROUND_TRUTH = Path(__file__).resolve().parents[1] / "results" / "ground_truth"
+"""Where a checkout of the project has the default models' results; a wheel has no such folder."""
 
 
 def run(cfg: DictConfig) -> None:
@@ -61,11 +66,29 @@ def run(cfg: DictConfig) -> None:
         A result could not be written.
     """
     settings = settings_from(cfg)
+    parts = Parts.of(cfg)
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     folder = RunFolder.open(settings.run_dir, config, **_hydra())
     with folder, folder.log(), Console() as console:
-        console.banner(settings.budget)
-        Run(cfg, config, settings, folder, console).go()
+        console.banner(settings.budget, settings.is_paper_size)
+        Run(cfg, settings, parts, folder, console, config).go()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is configured and needs no data."""
+
+    reward: AnyReward | None
+    sampler: Sampler
+    scheme: MinibatchScheme
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> Parts:
+        """Build them, before there is a folder that would remember a wrong value."""
+        reward = build(cfg.tuner.reward, "tuner.reward") if "reward" in cfg.tuner else None
+        sampler = build(cfg.sampler.kernel, "sampler.kernel")
+        sampler(lambda position, minibatch: position)  # a kernel checks its parameters when made
+        return cls(reward, sampler, build(cfg.minibatch, "minibatch"))
 
 
 class Run:
@@ -74,50 +97,59 @@ class Run:
     def __init__(
         self,
         cfg: DictConfig,
-        config: dict[str, Any],
         settings: RunSettings,
+        parts: Parts,
         folder: RunFolder,
         console: Console,
+        config: Mapping[str, Any],
     ) -> None:
-        self.cfg, self.config, self.settings = cfg, config, settings
+        self.cfg, self.settings, self.parts = cfg, settings, parts
         self.folder, self.console = folder, console
-        self.began = time.perf_counter()
-        self.start = datetime.datetime.now(datetime.UTC)
-        earlier = folder.read_provenance() or {}
-        self.earlier_start = earlier.get("start")
-        self.earlier_seconds: Mapping[str, float] = earlier.get("seconds") or {}
-        self.seconds = Seconds()
-        self.stage_seconds: dict[str, float] = {}
-        self.reward: AnyReward | None = None
+        self.ledger = Ledger(folder, config, settings, parts.reward)
+        self.stages = set(settings.stages)
+        if settings.ground_truth is None:
+            self.stages.discard("ground_truth")
+        self.moments = Moments.load(self.moments_path)
         self.stage_number = 0
-        self.map_estimate: MapEstimate | None = None
         self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
+
+    @property
+    def moments_path(self) -> Path:
+        return self.folder.path / "moments.npz"
 
     def go(self) -> None:
         """All stages that were asked for and are not finished yet, then the closing table."""
-        if "reward" in self.cfg.tuner:
-            self.reward = build(self.cfg.tuner.reward, "tuner.reward")
         best, rows = self.folder.read_best(), self.folder.read_metrics()
-        needs_tuning = "tune" in self.settings.stages and best is None
-        needs_evaluation = self._evaluates() and len(rows) < self.settings.evaluation.num_repeats
-        needs_truth = "ground_truth" in self._stages() and (needs_evaluation or not rows)
-        if self._evaluates() and best is None and not needs_tuning:
+        needs_tuning = "tune" in self.stages and best is None
+        needs_truth = "ground_truth" in self.stages and self._lacks_truth(rows)
+        if needs_truth and "evaluate" in self.stages:
+            rows = rows[: len(self.moments.std)]  # a chain whose moments are lost runs again
+        needs_evaluation = (
+            "evaluate" in self.stages and len(rows) < self.settings.evaluation.num_repeats
+        )
+        if "evaluate" in self.stages and best is None and not needs_tuning:
             raise ConfigError(
                 f"stages={list(self.settings.stages)}: evaluate needs a winner, and "
                 f"{self.folder.best_path} is not there; add tune to stages"
             )
-        if needs_tuning or needs_evaluation or needs_truth:
+        unfinished = not self.ledger.finished
+        if needs_tuning or needs_truth or needs_evaluation:
+            unfinished = True
             bench = self.prepare()
             if needs_tuning:
                 best = self.tune(bench)
-            truth = self.ground_truth(bench) if needs_truth else None
+            if needs_truth:
+                rows = self.ground_truth(bench, rows)
             if needs_evaluation:
                 assert best is not None
-                rows = self.evaluate(bench, best, rows, truth)
-            self.write_provenance(bench, finished=True)
-            self.folder.drop_checkpoint(mamba.CHECKPOINT)
-        else:
+                rows = self.evaluate(bench, best, rows)
+        elif not unfinished:
             self.console.message("everything asked for is done already")
+        self._draw_tuning(again=False)
+        report.draw_evaluation(self.folder, self.settings, self.moments, again=unfinished)
+        if unfinished:
+            self.ledger.write(finished=True)
+        self.folder.drop_checkpoint(mamba.CHECKPOINT)
         self.close(best, rows)
 
     def prepare(self) -> Workbench:
@@ -126,39 +158,35 @@ class Run:
         model: Model = build(self.cfg.model.posterior, "model.posterior")
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
         self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
-        if isinstance(self.reward, PredictiveReward):
-            self.reward.check(model)
-        elif isinstance(self.settings.tuner, GridSettings):
-            require_metric(model, self.settings.tuner.metric, "tuner.metric")
-        self.map_estimate = self.find_map(model)
-        bench = self.bench_of(model, self.map_estimate)
-        self.write_provenance(bench, finished=False)
-        return bench
+        self.ledger.data_digests[self.settings.model] = model.digest
+        if isinstance(self.parts.reward, PredictiveReward):
+            self.parts.reward.check(model)
+        with self.ledger.stage("map"):
+            estimate = self.find_map(model)
+            self.ledger.map = _without_position(estimate)
+        return self.bench_of(model, estimate)
 
     def bench_of(self, model: Model, estimate: MapEstimate) -> Workbench:
         """What chains of a model that start at its MAP are made of."""
         position = np.asarray(estimate.position)
-        keeps_gradients = (
-            self.reward is not None
-            and not isinstance(self.reward, PredictiveReward)
-            and self.reward.gradients == "stochastic"
-        )
-        sampler = self.settings.sampler
-        if sampler.control_variates:
+        if self.settings.sampler.control_variates:
             estimator = gradients.control_variates(model, jax.numpy.asarray(position))
         else:
             estimator = gradients.standard(model)
-        tuner = self.settings.tuner
+        tuner, reward = self.settings.tuner, self.parts.reward
         scored = 0 if isinstance(tuner, FixedSettings) else tuner.max_draws
+        keeps_gradients = False
+        if reward is not None and not isinstance(reward, PredictiveReward):
+            keeps_gradients = reward.gradients == "stochastic"
         return Workbench(
             model=model,
             start=position,
             estimator=estimator,
-            sampler=build(self.cfg.sampler.kernel, "sampler.kernel"),
-            scheme=build(self.cfg.minibatch, "minibatch"),
+            sampler=self.parts.sampler,
+            scheme=self.parts.scheme,
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
             keep_gradients=keeps_gradients,
-            seconds=self.seconds,
+            seconds=self.ledger.seconds,
         )
 
     def tuning_bench(self, bench: Workbench) -> Workbench:
@@ -166,10 +194,10 @@ class Run:
 
         Their MAP is without these rows too.
         """
-        if not isinstance(self.reward, PredictiveReward):
+        reward = self.parts.reward
+        if not isinstance(reward, PredictiveReward):
             return bench
         assert isinstance(bench.model, HasHoldOut), f"{bench.model.name} cannot hold rows out"
-        reward = self.reward
         part = bench.model.hold_out(reward.hold_out_fraction, reward.hold_out_seed)
         num_held_out = bench.model.num_data - part.num_data
         self.console.message(
@@ -179,36 +207,34 @@ class Run:
 
     def find_map(self, model: Model) -> MapEstimate:
         """Where the model's chains start; kept for the runs to come."""
-        began = time.perf_counter()
-        estimate = cached_map(
+        search = self.settings.map_search
+        return cached_map(
             model,
-            _map_settings(self.settings.map_search),
-            seed=self.settings.map_search.seed,
+            _map_settings(search),
+            seed=search.seed,
             cache_dir=self.settings.results_dir / "map",
             reporter=self.console,
         )
-        earlier_s = self.stage_seconds.get("map", 0.0)
-        self.stage_seconds["map"] = earlier_s + time.perf_counter() - began
-        return estimate
 
     def tune(self, bench: Workbench) -> dict[str, Any]:
-        """Choose the hyperparameters; write ``tuning.csv``, ``best.json`` and the picture."""
+        """Choose the hyperparameters; write ``tuning.csv`` and ``best.json``."""
         tuner = self.settings.tuner
         self._stage("tune", f"{self.settings.sampler.name} by {tuner.name}")
-        began = time.perf_counter()
-        arms_bench = self.tuning_bench(bench)
-        tuning = self._search(arms_bench)
-        self.stage_seconds["tuning"] = time.perf_counter() - began
+        with self.ledger.stage("tuning"):
+            arms_bench = self.tuning_bench(bench)
+            tuning = self._search(arms_bench)
         self.folder.write_tuning(tuning.records)
-        self._draw_tuning(tuning)
         if tuning.winner is None:
-            self.write_provenance(bench, finished=True)
-            raise NothingUsableError(_all_failed(tuning, self.folder.tuning_path))
+            self._draw_tuning(again=True)
+            self.ledger.write(finished=True)
+            raise NothingUsableError(report.all_failed(tuning, self.folder.tuning_path))
         num_data, num_arm_data = bench.model.num_data, arms_bench.model.num_data
         # The same share of the rows, where the arms had fewer.
         batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
         best = best_of(tuning.winner._replace(batch_size=batch_size), num_data)
+        best["budget"] = self.settings.budget
         self.folder.write_best(best)
+        self._draw_tuning(again=True)
         return best
 
     def _search(self, bench: Workbench) -> Tuning:
@@ -231,10 +257,10 @@ class Run:
                 metric=tuner.metric,
                 **common,
             )
-        assert self.reward is not None
+        assert self.parts.reward is not None
         return mamba.tune(
             bench,
-            self.reward,
+            self.parts.reward,
             arms,
             reduction_factor=tuner.reduction_factor,
             longest_arm_s=tuner.longest_arm_s,
@@ -242,42 +268,40 @@ class Run:
             **common,
         )
 
-    def ground_truth(self, bench: Workbench) -> GroundTruth:
-        """NUTS, or its cached result."""
+    def ground_truth(self, bench: Workbench, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """NUTS, or its cached result; finished repeats are compared with it."""
         settings = self.settings.ground_truth
         assert settings is not None
         self._stage("ground truth", f"NUTS, {settings.num_draws:,} draws on all rows")
-        began = time.perf_counter()
-        truth = nuts_ground_truth(
-            bench.model,
-            jax.numpy.asarray(bench.start),
-            NutsSettings(
-                num_draws=settings.num_draws,
-                num_warmup=settings.num_warmup,
-                num_chains=settings.num_chains,
-                whiten=settings.whiten,
-                max_r_hat=settings.max_r_hat,
-                min_ess=settings.min_ess,
-            ),
-            cache_dir=self.settings.results_dir / "ground_truth",
-            search_dirs=(COMMITTED_GROUND_TRUTH,),
-            recompute=settings.recompute,
-            reporter=self.console,
-        )
-        self.stage_seconds["ground_truth"] = time.perf_counter() - began
-        return truth
+        asked = {field: value for field, value in vars(settings).items() if field != "recompute"}
+        with self.ledger.stage("ground_truth"):
+            try:
+                truth = nuts_ground_truth(
+                    bench.model,
+                    jax.numpy.asarray(bench.start),
+                    NutsSettings(**asked),
+                    cache_dir=self.settings.results_dir / "ground_truth",
+                    search_dirs=(COMMITTED_GROUND_TRUTH,),
+                    recompute=settings.recompute,
+                    reporter=self.console,
+                )
+            except NothingUsableError as error:
+                raise NothingUsableError(
+                    f"{error}; another configuration runs {report.ANOTHER_FOLDER}"
+                ) from error
+        self.moments = replace(self.moments, reference_std=np.asarray(truth.std))
+        if rows:
+            self.moments.save(self.moments_path)
+            rows = self.moments.compared(rows, truth.std)
+            self.folder.write_metrics(rows)
+        return rows
 
     def evaluate(
-        self,
-        bench: Workbench,
-        best: Mapping[str, Any],
-        rows: list[dict[str, Any]],
-        truth: GroundTruth | None,
+        self, bench: Workbench, best: Mapping[str, Any], rows: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         """The repeats that are missing in ``metrics.csv``."""
         settings = self.settings.evaluation
         self._stage("evaluate", f"{settings.num_repeats} x {settings.budget_s:g} s")
-        began = time.perf_counter()
         hyperparameters = Hyperparameters(
             float(best["step_size"]), int(best["batch_size"]), int(best["num_integration_steps"])
         )
@@ -287,113 +311,61 @@ class Run:
             "tuner": self.settings.tuner.name,
             "seed": self.settings.seed,
         }
-        for repeat in range(len(rows), settings.num_repeats):
-            result = evaluate(
-                bench,
-                hyperparameters,
-                budget_s=settings.budget_s,
-                max_draws=settings.max_draws,
-                rng_key=repeat_key(self.key_evaluate, repeat),
-                burn_in_fraction=settings.burn_in_fraction,
-                reference_std=None if truth is None else truth.std,
-                reporter=self.console,
-            )
-            rows = [*rows, {**names, "repeat": repeat, **result.row}]
-            self.folder.write_metrics(rows)
-            if truth is not None and result.row["status"] == "ok":
-                plots.evaluation_picture(
-                    truth.std,
-                    result.std,
-                    None,
-                    self.folder.path / "evaluation.png",
-                    title=f"{self._title()}: posterior standard deviations",
-                    note=size_note(self.settings.budget),
+        with self.ledger.stage("evaluation"):
+            for repeat in range(len(rows), settings.num_repeats):
+                result = evaluate(
+                    bench,
+                    hyperparameters,
+                    budget_s=settings.budget_s,
+                    max_draws=settings.max_draws,
+                    rng_key=repeat_key(self.key_evaluate, repeat),
+                    burn_in_fraction=settings.burn_in_fraction,
+                    reference_std=self.moments.reference_std,
+                    reporter=self.console,
                 )
-        self.stage_seconds["evaluation"] = time.perf_counter() - began
+                # Before the row that counts the repeat, so that no row is without its moments.
+                self.moments = self.moments.with_repeat(repeat, result)
+                self.moments.save(self.moments_path)
+                row = {**names, "repeat": repeat, **result.row, "budget": self.settings.budget}
+                rows = [*rows, row]
+                self.folder.write_metrics(rows)
+                self.ledger.write()
         return rows
 
     def close(self, best: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> None:
         """The closing table; an evaluation without a usable repeat is an error."""
         lines: list[tuple[str, str]] = []
         if best is not None:
-            lines += _winner_lines(best, self.reward)
-        lines += _metric_lines(rows)
-        lines += [("time", duration(time.perf_counter() - self.began))]
+            lines += report.winner_lines(best, self.parts.reward)
+        lines += report.metric_lines(rows)
+        lines += [("time", duration(self.ledger.elapsed_s))]
         lines += [("written to", str(self.folder.path))]
-        note = size_note(self.settings.budget)
-        self.console.summary(lines, self._title() + (f" ({note})" if note else ""))
+        note = size_note(self.settings.budget, self.settings.is_paper_size)
+        title = report.title_of(self.settings)
+        self.console.summary(lines, title + (f" ({note})" if note else ""))
         failed = [row for row in rows if row.get("status") != "ok"]
         if rows and len(failed) == len(rows):
             raise NothingUsableError(
                 f"no repeat of the evaluation was usable: {failed[0]['status']}, "
-                f"{failed[0]['reason']}; see {self.folder.metrics_path}"
+                f"{failed[0]['reason']}; see {self.folder.metrics_path}. Other settings run "
+                f"{report.ANOTHER_FOLDER}"
             )
 
-    def write_provenance(self, bench: Workbench, *, finished: bool) -> None:
-        """How the numbers came about so far."""
-        spent = {
-            "compile": self.seconds.compile,
-            "sampling": self.seconds.sampling,
-            "gradients": self.seconds.gradients,
-            "reward": self.seconds.reward,
-            **self.stage_seconds,
-            "total": time.perf_counter() - self.began,
-        }
-        total = {
-            name: spent.get(name, 0.0) + (self.earlier_seconds.get(name) or 0.0)
-            for name in {**self.earlier_seconds, **spent}
-        }
-        values = artifacts.provenance(
-            self.config,
-            start=self.earlier_start or self.start,
-            end=datetime.datetime.now(datetime.UTC) if finished else None,
-            seconds=total,
-            data_digests={self.settings.model: bench.model.digest},
-            num_concurrent_jobs=_concurrent_jobs(),
-            budget=self.settings.budget,
-            reward=_reward_entry(self.settings, self.reward),
-        )
-        self.folder.write_provenance({**values, "map": _map_entry(self.map_estimate)})
+    def _lacks_truth(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a row is missing, or was never compared; or all are to be compared anew."""
+        settings = self.settings.ground_truth
+        assert settings is not None
+        wanted = self.settings.evaluation.num_repeats if "evaluate" in self.stages else 1
+        usable = [row for row in rows if row["status"] == "ok"]
+        compared = all("relative_std_error" in row for row in usable)
+        return settings.recompute or len(rows) < wanted or not compared
 
-    def _stages(self) -> tuple[str, ...]:
-        stages = self.settings.stages
-        if self.settings.ground_truth is None:
-            return tuple(stage for stage in stages if stage != "ground_truth")
-        return stages
-
-    def _evaluates(self) -> bool:
-        return "evaluate" in self.settings.stages
+    def _draw_tuning(self, *, again: bool) -> None:
+        report.draw_tuning(self.folder, self.settings, self.parts.reward, again=again)
 
     def _stage(self, name: str, detail: str) -> None:
         self.stage_number += 1
-        self.console.stage(self.stage_number, 1 + len(self._stages()), name, detail)
-
-    def _title(self) -> str:
-        model, sampler, tuner = self.settings.model, self.settings.sampler, self.settings.tuner
-        return f"{model}, {sampler.name}, {tuner.name}, seed {self.settings.seed}"
-
-    def _draw_tuning(self, tuning: Tuning) -> None:
-        tuner = self.settings.tuner
-        common: dict[str, Any] = {
-            "title": self._title(),
-            "path_or_buffer": self.folder.path / "tuning.png",
-            "note": size_note(self.settings.budget),
-            "winner": None if tuning.winner is None else tuning.winner.arm,
-        }
-        if isinstance(tuner, MambaSettings) and self.reward is not None:
-            plots.halving_picture(
-                tuning.records,
-                reward_name=self.reward.name,
-                higher_is_better=self.reward.higher_is_better,
-                **common,
-            )
-        elif isinstance(tuner, GridSettings):
-            plots.search_picture(
-                tuning.records,
-                reward_name=tuner.metric,
-                higher_is_better=tuner.metric in HIGHER_IS_BETTER,
-                **common,
-            )
+        self.console.stage(self.stage_number, 1 + len(self.stages), name, detail)
 
 
 def _map_settings(search: MapSearchSettings) -> MapSettings:
@@ -405,10 +377,8 @@ def _map_settings(search: MapSearchSettings) -> MapSettings:
     return MapSettings(**chosen)
 
 
-def _map_entry(estimate: MapEstimate | None) -> dict[str, Any] | None:
+def _without_position(estimate: MapEstimate) -> dict[str, Any]:
     """How near the start of the chains is to a mode, for ``provenance.json``."""
-    if estimate is None:
-        return None
     return {name: value for name, value in estimate._asdict().items() if name != "position"}
 
 
@@ -421,74 +391,3 @@ def _hydra() -> dict[str, Any]:
         "overrides": list(node.overrides.task),
         "hydra_config": OmegaConf.to_container(node, resolve=False),
     }
-
-
-def _concurrent_jobs() -> int:
-    """How many jobs Hydra's launcher runs side by side; 1 for the basic launcher."""
-    if not HydraConfig.initialized():
-        return 1
-    return abs(int(HydraConfig.get().launcher.get("n_jobs", 1) or 1))
-
-
-def _reward_entry(settings: RunSettings, reward: AnyReward | None) -> dict[str, Any] | None:
-    if reward is not None:
-        return {"name": reward.name, "higher_is_better": reward.higher_is_better}
-    if isinstance(settings.tuner, GridSettings):
-        metric = settings.tuner.metric
-        return {"name": metric, "higher_is_better": metric in HIGHER_IS_BETTER}
-    return None
-
-
-def _all_failed(tuning: Tuning, path: Path) -> str:
-    last = {record.arm: record for record in tuning.records}
-    counts: dict[str, int] = {}
-    for record in last.values():
-        counts[record.status] = counts.get(record.status, 0) + 1
-    listed = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    example = next(record for record in last.values() if record.status != "ok")
-    return (
-        f"no arm was usable ({listed} of {len(last)}), so there is no winner; for example "
-        f"h={example.step_size:g}, n={example.batch_size}: {example.reason}. Every arm and its "
-        f"reason stand in {path}; try smaller step sizes, or a larger budget"
-    )
-
-
-def _winner_lines(best: Mapping[str, Any], reward: AnyReward | None) -> list[tuple[str, str]]:
-    length = int(best["num_integration_steps"])
-    lines = [
-        ("step size h", f"{best['step_size']:.4g} (10^{np.log10(best['step_size']):.2f})"),
-        ("batch size n", f"{best['batch_size']:,} ({best['batch_percent']:g} %)"),
-    ]
-    if length > 1:
-        lines.append(("integration steps L", str(length)))
-    if best["reward"] is not None:
-        lines.append((f"reward ({reward.name if reward else 'metric'})", f"{best['reward']:.4g}"))
-    return lines
-
-
-_SHOWN = {
-    "ksd": ("KSD", "{:.4g}", 1.0),
-    "relative_std_error": ("relative sd error", "{:.2f} %", 100.0),
-    "accuracy": ("test accuracy", "{:.2f} %", 100.0),
-    "rmse": ("test RMSE", "{:.4f}", 1.0),
-    "mse_of_draws": ("mean squared error of draws", "{:.4f}", 1.0),
-    "ece": ("ECE", "{:.2f} %", 100.0),
-    "mce": ("MCE", "{:.2f} %", 100.0),
-    "num_samples": ("samples", "{:,.0f}", 1.0),
-}
-
-
-def _metric_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Each metric's mean over the usable repeats, with its standard deviation if several."""
-    usable = [row for row in rows if row.get("status") == "ok"]
-    lines = []
-    for column, (name, form, factor) in _SHOWN.items():
-        values = [factor * float(row[column]) for row in usable if row.get(column) is not None]
-        if values:
-            text = form.format(np.mean(values))
-            if len(values) > 1:
-                text += " +- " + form.format(np.std(values, ddof=1))
-            lines.append((name, text))
-    if len(usable) < len(rows):
-        lines.append(("failed repeats", f"{len(rows) - len(usable)} of {len(rows)}"))
-    return lines

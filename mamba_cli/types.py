@@ -113,6 +113,15 @@ class HasSquaredError(Protocol):
         ...
 
 
+@runtime_checkable
+class HasLogLikelihoods(Protocol):
+    """A model that evaluates many positions at once faster than ``vmap`` would."""
+
+    def log_likelihoods(self, positions: Array, minibatch: PyTree) -> Array:
+        """``log_likelihood`` at each of ``positions`` ``[m, dim]``, ``[m]``."""
+        ...
+
+
 class GradientFn(Protocol):
     """An estimate of the gradient of the log posterior from one minibatch."""
 
@@ -170,16 +179,28 @@ class Sampler(Protocol):
     def __call__(self, gradient: GradientFn) -> Kernel: ...
 
 
+class Selection(NamedTuple):
+    """A minibatch that has not been gathered: ``indices`` ``[batch_size]`` into ``rows``.
+
+    Gradients gather it block by block, so that a block is still in the cache when it is used.
+    """
+
+    rows: PyTree
+    indices: Array
+
+
 class Minibatcher(NamedTuple):
     """How minibatches are drawn.
 
-    ``init(rng_key) -> state`` and ``draw(rng_key, state, rows) -> (minibatch, state)``,
-    where ``rows`` is a pytree with leading axis ``num_data``. Both are pure and
-    are called inside compiled loops.
+    ``init(rng_key) -> state``, ``draw(rng_key, state, rows) -> (minibatch, state)`` and
+    ``select(rng_key, state, rows) -> (selection, state)``, the same minibatch as a
+    :class:`Selection` (or the rows themselves, where nothing need be gathered). ``rows`` is a
+    pytree with leading axis ``num_data``. All are pure and are called inside compiled loops.
     """
 
     init: Any
     draw: Any
+    select: Any
 
 
 class ScoredDraws(NamedTuple):

@@ -66,7 +66,7 @@ class Workbench:
     clock: Clock = time.perf_counter
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
-    _full_gradients: Callable[[Array], Array] | None = None
+    _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
     _predict_sum: SumFn | None = None
     _squared_error_sum: SumFn | None = None
 
@@ -90,7 +90,7 @@ class Workbench:
         """Gradients of the log posterior over all rows, ``[m, dim]`` for ``[m, dim]``."""
         if self._full_gradients is None:
             self._full_gradients = full_gradients(self.model)
-        return np.asarray(self._full_gradients(jnp.asarray(positions)))
+        return self._full_gradients(positions)
 
     def posterior_predictive(self, positions: np.ndarray, inputs: PyTree = None) -> Array:
         """The mean over draws ``[m, dim]`` of the model's prediction for ``inputs``.

@@ -15,8 +15,9 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +34,7 @@ from omegaconf import OmegaConf
 from mamba_cli import artifacts
 from mamba_cli.artifacts import RunFolder, RunLog, atomic_write
 from mamba_cli.errors import ConfigError, DataError, StorageError
+from mamba_cli.rewards import KernelSteinDiscrepancy
 from mamba_cli.types import ArmRecord
 
 CONFIG = {
@@ -269,13 +271,30 @@ def test_files_are_complete_whenever_their_writer_is_killed(tmp_path: Path) -> N
 
 
 def test_temporary_files_of_a_killed_writer_are_swept_on_the_next_run(tmp_path: Path) -> None:
-    with RunFolder.open(tmp_path, CONFIG):
-        pass
-    (tmp_path / ".tuning.csv.0123abcd.part").write_text("half")
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / ".arm.npz.0123abcd.part").write_text("half")
-    with RunFolder.open(tmp_path, CONFIG):
+    with RunFolder.open(tmp_path, CONFIG) as folder:
+        folder.save_checkpoint("arm", example_arrays(), {})
+    leftovers = [
+        tmp_path / ".tuning.csv.0123abcd.part",
+        tmp_path / "checkpoint" / ".arm.npz.0123abcd.part",
+        tmp_path / ".hydra" / ".config.yaml.0123abcd.part",
+    ]
+    for leftover in leftovers:
+        leftover.write_text("half")
+    with RunFolder.open(tmp_path, CONFIG) as folder:
         assert not list(tmp_path.rglob("*.part"))
+        assert folder.load_checkpoint("arm") is not None
+
+
+def test_leftovers_are_told_from_what_another_process_is_writing(tmp_path: Path) -> None:
+    old, new, result = (tmp_path / name for name in (".a.npz.0.part", ".a.npz.1.part", "a.part"))
+    for path in (old, new, result):
+        path.write_text("half")
+    os.utime(old, (time.time() - 100, time.time() - 100))
+    artifacts.remove_leftovers(tmp_path, older_than_s=60)
+    assert files_in(tmp_path) == {new.name, result.name}
+    artifacts.remove_leftovers(tmp_path)
+    assert files_in(tmp_path) == {result.name}
+    artifacts.remove_leftovers(tmp_path / "absent", older_than_s=60)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -622,10 +641,10 @@ def test_the_same_configuration_resumes(tmp_path: Path) -> None:
         "ground_truth": {"recompute": True, "num_draws": 20_000},
     }
     with RunFolder.open(tmp_path / "run", CONFIG) as folder:
-        assert not folder.resumed
+        folder.write_provenance({"start": "the first"})
         folder.write_tuning([record()])
     with RunFolder.open(tmp_path / "run", moved, overrides=["data_dir=elsewhere"]) as folder:
-        assert folder.resumed
+        assert (folder.read_provenance() or {})["start"] == "the first"
         assert folder.read_tuning() == [record()]
 
 
@@ -671,11 +690,60 @@ def test_what_counts_as_a_difference(there: dict, asked: dict, differ: bool) -> 
     assert bool(artifacts.config_differences(there, asked)) == differ
 
 
-def test_a_run_killed_at_once_is_still_told_apart(tmp_path: Path) -> None:
-    with RunFolder.open(tmp_path, CONFIG):
-        pass
+WRITERS: dict[str, Callable[[RunFolder], None]] = {
+    "tuning.csv": lambda folder: folder.write_tuning([]),
+    "best.json": lambda folder: folder.write_best({}),
+    "metrics.csv": lambda folder: folder.write_metrics([]),
+    "checkpoint": lambda folder: folder.save_checkpoint("map", example_arrays(), {}),
+}
+
+
+@pytest.mark.parametrize("made", WRITERS)
+def test_a_run_killed_after_its_first_file_is_still_told_apart(tmp_path: Path, made: str) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as folder:
+        WRITERS[made](folder)
     with pytest.raises(ConfigError, match="seed: there 0, asked for 1"):
         RunFolder.open(tmp_path, {**CONFIG, "seed": 1})
+
+
+def test_a_folder_without_a_result_is_taken_over(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as folder, folder.log():
+        folder.write_provenance({"start": "the first", "seconds": {"total": 3.0}})
+        folder.save_checkpoint("map", example_arrays(), {})
+        folder.drop_checkpoint("map")
+    # A writer killed in its very first checkpoint leaves a folder with half a file.
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / ".map.npz.0123abcd.part").write_text("half")
+    other = {**CONFIG, "seed": 1}
+    with RunFolder.open(tmp_path, other) as folder:
+        stored = folder.read_provenance()
+        assert stored is not None
+        # Nothing of the earlier run is counted to this one.
+        assert stored["start"] != "the first"
+        assert "seconds" not in stored
+        assert stored["config"] == artifacts.plain(other)
+        folder.write_best({})
+    written = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
+    assert OmegaConf.to_container(written) == artifacts.plain(other)
+    with pytest.raises(ConfigError, match="seed: there 1, asked for 0"):
+        RunFolder.open(tmp_path, CONFIG)
+
+
+def test_the_corrected_command_follows_a_refused_one(tmp_path: Path) -> None:
+    def config(c: float) -> dict[str, object]:
+        return {**CONFIG, "tuner": {"reward": {"_target_": "KernelSteinDiscrepancy", "c": c}}}
+
+    # A reward refuses its value when it is built, which is after the folder was opened.
+    with (
+        pytest.raises(ConfigError, match="above 0"),
+        RunFolder.open(tmp_path, config(-1.0)) as folder,
+        folder.log(),
+    ):
+        KernelSteinDiscrepancy(c=-1.0)
+    with RunFolder.open(tmp_path, config(1.0)) as folder:
+        stored = folder.read_provenance()
+    assert stored is not None
+    assert stored["config"]["tuner"]["reward"]["c"] == 1.0
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"config": 3}'])
@@ -707,7 +775,8 @@ def test_a_folder_in_use_names_the_process(tmp_path: Path) -> None:
 
 
 def test_a_refused_folder_gives_its_lock_back(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path, CONFIG).close()
+    with RunFolder.open(tmp_path, CONFIG) as folder:
+        folder.write_best({})
     with pytest.raises(ConfigError):
         RunFolder.open(tmp_path, {**CONFIG, "seed": 1})
     RunFolder.open(tmp_path, CONFIG).close()
@@ -735,8 +804,7 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path: Path) -> None:
             RunFolder.open(tmp_path, {"seed": 0})
         holder.send_signal(signal.SIGKILL)
         holder.wait(timeout=10)
-    with RunFolder.open(tmp_path, {"seed": 0}) as folder:
-        assert folder.resumed
+    RunFolder.open(tmp_path, {"seed": 0}).close()
 
 
 def test_a_full_disk_during_a_run_keeps_every_earlier_file(tmp_path: Path) -> None:
@@ -830,6 +898,7 @@ def test_provenance_names_what_made_the_numbers() -> None:
         data_digests={"logreg": "sha256:abc"},
         num_concurrent_jobs=2,
         budget="quick",
+        paper_size=False,
         reward={"name": "ksd", "higher_is_better": False},
     )
     assert json.loads(artifacts.to_json(values)) == values
@@ -862,11 +931,11 @@ def test_provenance_names_what_made_the_numbers() -> None:
     assert set(values["git"]) == {"revision", "dirty"}
 
 
-def test_the_paper_budget_is_the_paper_size_unless_said_otherwise() -> None:
+def test_provenance_of_a_run_that_goes_on_has_no_end() -> None:
     now = datetime.datetime.now(datetime.UTC)
-    assert artifacts.provenance({}, start=now)["paper_size"] is True
-    assert artifacts.provenance({}, start=now, paper_size=False)["paper_size"] is False
-    assert artifacts.provenance({}, start=now)["end"] is None
+    values = artifacts.provenance({}, start=now, budget="paper", paper_size=True)
+    assert values["end"] is None
+    assert values["paper_size"] is True
 
 
 def test_the_thread_count_follows_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from gaussian_model import gaussian_mean
 
 from mamba_cli import chain as chain_module
 from mamba_cli import gradients, minibatch
-from mamba_cli.chain import Budget, Chain, ChainProgram, advance
+from mamba_cli.chain import Budget, Carry, Chain, ChainProgram, LayoutError, advance
 from mamba_cli.samplers.sghmc import sghmc
 from mamba_cli.samplers.sgld import sgld
 from mamba_cli.samplers.sgnht import sgnht
@@ -133,6 +134,37 @@ def test_a_chain_not_compact_is_saved_too() -> None:
     assert again.elapsed_s == chain.elapsed_s
     again = advance(program, again, Budget(steps=10)).compact()
     assert_same_chain(again, run(program, hyperparameters, 13, 10))
+
+
+@pytest.mark.parametrize(
+    "damage", ["layout", "leaf", "shape", "version", "sampler", "features", "gradients"]
+)
+def test_a_chain_of_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    sampler, hyperparameters = SAMPLERS["sgld"]
+    program = program_of(sampler, 8)
+    chain = run(program, hyperparameters, 13)
+    arrays = program.to_arrays(chain)
+    if damage == "layout":
+        del arrays["layout"]
+    elif damage == "leaf":
+        longer = chain.carry._replace(minibatch=(np.zeros(2, np.float32),))
+        arrays = program.to_arrays(replace(chain, carry=longer))
+    elif damage == "shape":
+        wider = chain.carry._replace(origin=np.zeros(4, np.float32))
+        arrays = program.to_arrays(replace(chain, carry=wider))
+    elif damage == "version":
+        monkeypatch.setattr(chain_module, "LAYOUT_VERSION", chain_module.LAYOUT_VERSION + 1)
+    elif damage == "sampler":
+        program, hyperparameters = program_of(sgnht, 8), Hyperparameters(1e-4, 5)
+    elif damage == "features":
+        renamed = {"first": chain.sums["first"], "third": chain.sums["second"]}
+        arrays = program.to_arrays(replace(chain, sums=renamed))
+    else:
+        program = program_of(sampler, 8, False)
+    with pytest.raises(LayoutError):
+        program.from_arrays(arrays, hyperparameters, ORIGIN)
 
 
 def test_a_compact_chain_is_a_value() -> None:
@@ -375,6 +407,11 @@ def test_sghmc_follows_the_equations_with_a_refresh_every_draw() -> None:
         np.testing.assert_allclose(chain.position, state.position, rtol=1e-5, atol=1e-6)
 
 
+def test_several_steps_a_draw_are_for_samplers_that_refresh() -> None:
+    with pytest.raises(AssertionError, match="redraws its momentum"):
+        program_of(counting_without_refresh, 8).start(KEY, ORIGIN, Hyperparameters(1.0, 5, 2))
+
+
 # Chains that turn non-finite
 
 
@@ -547,6 +584,37 @@ def test_a_chain_that_diverges_leaves_its_seconds() -> None:
     chain = advance(program, chain, Budget(seconds=100.0), clock)
     assert chain.nonfinite_step == 25
     assert chain.elapsed_s == pytest.approx(0.25)
+
+
+def test_taking_up_a_chain_is_outside_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, clock = timed(0.25)
+    chain = sample(program, clock, 1.0).compact()
+    restore = program.restore
+
+    def slowly(carry: Carry) -> Carry:
+        clock.now += 100.0
+        return restore(carry)
+
+    monkeypatch.setattr(program, "restore", slowly)
+    chain = advance(program, chain, Budget(seconds=10.0), clock)
+    assert (chain.num_steps, chain.elapsed_s) == (44, 11.0)
+
+
+@pytest.mark.parametrize("budget", [Budget(steps=100), Budget(seconds=1e9)])
+@pytest.mark.parametrize("left", [0, 1, 10])
+def test_a_chain_ends_where_its_steps_cannot_be_counted(
+    caplog: pytest.LogCaptureFixture, left: int, budget: Budget
+) -> None:
+    program, clock = timed(0.25)
+    chain = sample(program, clock).compact()
+    most = np.int32(2**31 - 1)
+    chain = replace(chain, carry=chain.carry._replace(step=most - np.int32(left)))
+    chain = advance(program, chain, budget, clock)
+    assert chain.num_steps == most
+    assert chain.nonfinite_step is None
+    assert chain.elapsed_s == left * 0.25
+    assert chain.position[2] == left
+    assert caplog.messages == ["a chain ends at 2147483647 steps, the most it can count"]
 
 
 # One program

@@ -6,7 +6,10 @@ import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +108,72 @@ def test_the_quick_budget_is_smaller_and_says_so(compose: Compose) -> None:
     assert isinstance(paper.tuner, MambaSettings)
     assert isinstance(quick.tuner, MambaSettings)
     assert quick.tuner.longest_arm_s < paper.tuner.longest_arm_s
+    assert paper.ground_truth is not None
+    assert quick.ground_truth is not None
+    assert quick.ground_truth.num_draws == 1_200
+    # A few hundred draws a chain miss 1.01 by chance in one data set of ten.
+    assert (paper.ground_truth.max_r_hat, quick.ground_truth.max_r_hat) == (1.01, 1.05)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.num_train=1000"],
+        ["model.num_test=1000"],
+        ["model.dim=2"],
+        ["model=pmf", "model.latent_dim=2"],
+        ["model=bnn", "model.num_hidden=2"],
+        ["tuner.longest_arm_s=0.01"],
+        ["tuner.longest_arm_s=2"],
+        ["tuner.max_draws=10"],
+        ["tuner=grid", "tuner.num_iterations=10"],
+        ["evaluation.budget_s=1"],
+        ["evaluation.max_draws=10"],
+        ["ground_truth.num_draws=2000"],
+        ["ground_truth.num_warmup=100"],
+        ["budget=quick"],
+    ],
+)
+def test_a_run_of_another_size_is_not_the_papers(compose: Compose, overrides: list[str]) -> None:
+    assert not settings_from(compose(*overrides)).is_paper_size
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=pmf"],
+        ["model=bnn"],
+        ["tuner=grid", "ground_truth=none"],
+        ["tuner=heuristic"],
+        ["model.num_train=1000000", "tuner.longest_arm_s=1"],
+        ["evaluation.num_repeats=5", "model.data_seed=1", "sampler=sghmc_cv"],
+    ],
+)
+def test_what_leaves_the_papers_size_as_it_is(compose: Compose, overrides: list[str]) -> None:
+    assert settings_from(compose(*overrides)).is_paper_size
+
+
+@pytest.mark.parametrize("model", ["logreg", "pmf", "bnn"])
+def test_the_metrics_of_a_grid_search_are_those_the_model_has(compose: Compose, model: str) -> None:
+    from mamba_cli.models.bnn import BayesianNeuralNetwork
+    from mamba_cli.models.logreg import LogisticRegression
+    from mamba_cli.models.pmf import ProbabilisticMatrixFactorization
+
+    class_of: dict[str, Any] = {
+        "logreg": LogisticRegression,
+        "pmf": ProbabilisticMatrixFactorization,
+        "bnn": BayesianNeuralNetwork,
+    }
+    targets = SimpleNamespace(
+        test_labels=np.array([0, 1]), test_ratings=np.array([1.0, 2.0], np.float32)
+    )
+    prediction = np.full((2, 2) if model == "bnn" else 2, 0.5, np.float32)
+    listed = list(compose(f"model={model}").model.tuning.metrics)
+    assert sorted(listed) == sorted(class_of[model].predictive_metrics(targets, prediction))
+    for metric in listed:
+        tuner = settings_from(compose(f"model={model}", "tuner=grid", f"tuner.metric={metric}"))
+        assert isinstance(tuner.tuner, GridSettings)
+        assert tuner.tuner.metric == metric
 
 
 def test_burn_in_and_the_search_for_the_map_are_the_models(compose: Compose) -> None:
@@ -185,13 +254,12 @@ def test_step_sizes_survive_being_saved_and_read_again(compose: Compose, tmp_pat
 def test_folders_come_from_the_environment_or_the_command(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert settings_from(compose()).data_dir is None
     monkeypatch.setenv("MAMBA_RESULTS_DIR", "/from/env")
-    monkeypatch.setenv("MAMBA_DATA_DIR", "~/data")
+    monkeypatch.setenv("MAMBA_DATA_DIR", "/data")
+    assert compose("model=pmf").model.posterior.data_dir == "/data"
     settings = settings_from(compose("seed=3"))
     assert settings.results_dir == Path("/from/env")
     assert settings.run_dir == Path("/from/env/runs/logreg/sgld/mamba_ksd/seed-3")
-    assert settings.data_dir == Path("~/data").expanduser()
     assert settings_from(compose("results_dir=/given")).results_dir == Path("/given")
 
 
@@ -261,12 +329,31 @@ BAD_VALUES = [
     ("tuner.num_iterations", ["tuner=grid", "tuner.num_iterations=0"]),
     ("tuner.noise_scale", ["tuner=grid", "tuner.noise_scale=-0.1"]),
     ("tuner.metric", ["tuner=grid", "tuner.metric=logloss"]),
+    ("tuner.metric", ["tuner=grid", "tuner.metric=rmse"]),
+    ("tuner.metric", ["model=pmf", "tuner=grid", "tuner.metric=accuracy"]),
+    ("model.tuning.metrics", ["tuner=grid", "model.tuning.metrics=[]"]),
     ("tuner.stepsize", ["+tuner.stepsize=1"]),
     ("model.num_train", ["model.num_train=0"]),
     ("model.num_train", ["model.num_train=1e6"]),
     ("model.num_test", ["model.num_test=-5"]),
     ("model.dim", ["model.dim=0"]),
     ("model.data_seed", ["model.data_seed=-1"]),
+    ("model.correlation", ["model.correlation=1.5"]),
+    ("model.correlation", ["model.correlation=1"]),
+    ("model.correlation", ["model.correlation=-1"]),
+    ("model.correlation", ["model.correlation=nan"]),
+    ("model.correlation", ["model.correlation='0.4'"]),
+    ("model.prior_variance", ["model.prior_variance=0"]),
+    ("model.prior_variance", ["model.prior_variance=-1"]),
+    ("model.prior_variance", ["model.prior_variance=inf"]),
+    ("model.foo", ["+model.foo=1"]),
+    ("model.data_dir", ["+model.data_dir=here"]),
+    ("model.foo", ["model=pmf", "+model.foo=1"]),
+    ("model.posterior.num_train", ["model.posterior.num_train=5"]),
+    ("model.tuning.foo", ["+model.tuning.foo=1"]),
+    ("budget.foo", ["+budget.foo=1"]),
+    ("sampler.foo", ["+sampler.foo=1"]),
+    ("sampler.friction", ["sampler=sghmc", "+sampler.friction=0.1"]),
     ("ground_truth.num_draws", ["budget.name=slow"]),
     ("sampler.gradient", ["sampler.gradient=full"]),
     ("sampler.uses_integration_steps", ["sampler.uses_integration_steps=1"]),
@@ -332,6 +419,10 @@ def test_a_refusal_says_how_to_write_it(compose: Compose) -> None:
         settings_from(compose("model.num_train=1e6"))
     with pytest.raises(ConfigError, match=r"tuner\.grid\.step_size=\[1e-05\]\.$"):
         settings_from(compose("tuner.grid.step_size=1e-5"))
+    with pytest.raises(ConfigError, match=r"one of log_loss, accuracy, ece, mce\.$"):
+        settings_from(compose("tuner=grid", "tuner.metric=rmse"))
+    with pytest.raises(ConfigError, match=r"Did you mean model\.num_train\?"):
+        settings_from(compose("+model.numtrain=5"))
     with pytest.raises(ConfigError, match="Did you mean log_loss"):
         settings_from(compose("tuner=grid", "tuner.metric=logloss"))
 

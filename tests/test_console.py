@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_cli.console import Console, align, duration, size_note
+from mamba_cli.console import Console, duration, size_note
 from mamba_cli.types import Reporter
 
 
@@ -72,7 +72,7 @@ def console(terminal: Terminal) -> Iterator[Console]:
 
 
 def run_through(console: Console) -> None:
-    console.banner("quick")
+    console.banner("quick", False)
     console.stage(1, 3, "MAP")
     console.message("gradient norm 3e-4")
     console.stage(2, 3, "tune", "56 arms, 12.9 s")
@@ -258,16 +258,6 @@ def test_the_summary_is_aligned_on_stdout() -> None:
     )
 
 
-def test_numbers_stand_to_the_right_under_their_names() -> None:
-    table = align([["3", "ok", "0.14"], ["12", "diverged", ""]], ["arm", "status", "KSD"])
-    assert table == ("arm  status     KSD\n───  ────────  ────\n  3  ok        0.14\n 12  diverged")
-
-
-def test_an_empty_table_is_its_header() -> None:
-    assert align([], ["arm"]) == "arm\n───"
-    assert align([]) == ""
-
-
 def test_stdout_that_is_not_utf8_gets_ascii() -> None:
     stream, out = Encoded("ascii", terminal=True), Encoded("ascii")
     with Console(stream, out) as console:
@@ -275,13 +265,10 @@ def test_stdout_that_is_not_utf8_gets_ascii() -> None:
         console.start("rung", 3.0, "s")
         console.update(1.5, "best → 0.3")
         console.finish()
-        console.table(["θ", "sd ± se"], [["ü", "1×2"]], "title…")
+        console.summary([("θ", "0.1 ± 0.2"), ("ü", "1×2")], "title…")
     assert "eta = 3 - 56 arms" in stream.text()
     assert "best -> 0.3" in stream.text()
-    assert (
-        out.text()
-        == "\ntitle...\n----------------\ntheta  sd +/- se\n-----  ---------\n?      1x2\n"
-    )
+    assert out.text() == "\ntitle...\n------------------\ntheta  0.1 +/- 0.2\n?      1x2\n"
 
 
 @pytest.mark.parametrize("code", [errno.EPIPE, errno.EIO])
@@ -344,13 +331,12 @@ def test_durations_are_said_as_a_person_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_only_the_paper_budget_carries_no_note() -> None:
-    assert size_note("paper") == ""
-    assert size_note("quick") == "budget=quick: NOT the paper's size"
-    assert size_note("paper", paper_size=False) == "budget=paper: NOT the paper's size"
-    assert size_note("quick", paper_size=True) == ""
+def test_only_a_run_of_the_papers_size_carries_no_note() -> None:
+    assert size_note("quick", False) == "budget=quick: NOT the paper's size"
+    assert size_note("paper", False) == "budget=paper: NOT the paper's size"
+    assert size_note("paper", True) == ""
 
 
 def test_nothing_is_said_at_the_papers_size(console: Console, terminal: Terminal) -> None:
-    console.banner("paper")
+    console.banner("paper", True)
     assert terminal.getvalue() == ""

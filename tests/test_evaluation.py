@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from fake_time import FakeClock, TimedProgram
 from gaussian_model import gaussian_mean
 
 from mamba_cli import gradients, minibatch
-from mamba_cli.evaluation import Evaluation, best_of, evaluate, repeat_key
+from mamba_cli.evaluation import Evaluation, Moments, best_of, evaluate, repeat_key
 from mamba_cli.samplers.sgld import sgld
 from mamba_cli.types import ArmRecord, Hyperparameters
 from mamba_cli.workbench import Workbench
@@ -176,12 +177,68 @@ def test_failures_are_rows_without_metrics() -> None:
         "frozen": run(Hyperparameters(1e-20, 64)).row,
         "no_draws": run(bench=bench_of(100.0)).row,
     }
+    assert np.isnan(run(Hyperparameters(1e-20, 64)).std).all()
     for status, row in failures.items():
         assert row["status"] == status
         assert row["reason"]
         assert not {"ksd", "relative_std_error", "rmse", "accuracy"} & set(row)
     assert "step" in failures["diverged"]["reason"]
     assert failures["no_draws"]["num_samples"] == 0
+
+
+def test_a_chain_without_memory_is_a_row_and_another_error_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(error: Exception) -> Evaluation:
+        def scores(bench: Workbench, positions: np.ndarray) -> np.ndarray:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Workbench, "scores", scores)
+            return run()
+
+    allocation = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 8 GiB asked for\nand more")
+    result = fails(allocation)
+    assert result.row["status"] == "out_of_memory"
+    assert result.row["reason"] == "RESOURCE_EXHAUSTED: 8 GiB asked for"
+    assert result.row["num_samples"] > 0
+    assert "ksd" not in result.row
+    assert np.isnan(result.std).all()
+    assert fails(MemoryError()).row["reason"] == "MemoryError"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        fails(jax.errors.JaxRuntimeError("INTERNAL: a fault"))
+    assert run().row["status"] == "ok"
+
+
+def result_of(mean: list[float], std: list[float]) -> Evaluation:
+    return Evaluation({}, np.array(mean), np.array(std))
+
+
+def test_moments_are_kept_by_repeat_and_compared_with_what_comes_later(tmp_path: Path) -> None:
+    path = tmp_path / "moments.npz"
+    nothing = Moments.load(path)
+    assert nothing.std.shape == (0, 0)
+    # The first repeat's are unknown: its row was written before moments were kept.
+    moments = nothing.with_repeat(1, result_of([1.0, 2.0], [3.0, 4.0]))
+    moments = moments.with_repeat(2, result_of([5.0, 6.0], [6.0, 8.0]))
+    moments.save(path)
+    loaded = Moments.load(path)
+    np.testing.assert_array_equal(loaded.mean, [[math.nan] * 2, [1, 2], [5, 6]])
+    np.testing.assert_array_equal(loaded.std, [[math.nan] * 2, [3, 4], [6, 8]])
+    assert loaded.reference_std is None
+    # Norm of the difference over that of the reference: |(3, 4)| / |(3, 4)| is 5 / 5.
+    rows: list[dict[str, Any]] = [
+        {"status": "ok"},
+        {"status": "diverged"},
+        {"status": "ok", "ksd": 1.0},
+    ]
+    assert loaded.compared(rows, np.array([3.0, 4.0])) == [
+        {"status": "ok"},
+        {"status": "diverged"},
+        {"status": "ok", "ksd": 1.0, "relative_std_error": 1.0},
+    ]
+    # A repeat that runs again replaces what came after it.
+    assert len(loaded.with_repeat(1, result_of([0.0, 0.0], [1.0, 1.0])).std) == 2
 
 
 def record(reward: float) -> ArmRecord:

@@ -123,16 +123,25 @@ def test_full_gradients_serve_any_number_of_positions(num_positions: int) -> Non
     assert_close(found, expected)
 
 
-def test_full_gradients_compile_at_most_one_program_a_chunk_size() -> None:
+def test_full_gradients_compile_only_for_the_chunk_sizes() -> None:
     full = gradients.full_gradients(MODEL)
-    of_chunk = next(
-        cell.cell_contents
-        for cell in full.__closure__ or ()
-        if hasattr(cell.cell_contents, "_cache_size")
-    )
-    for num_positions in (1, 2, 15, 16, 17, 31, 32, 33, 50, 70):
+    for num_positions in gradients.CHUNKS:
         full(jnp.asarray(POSITIONS[:num_positions]))
-    assert of_chunk._cache_size() <= len(gradients.CHUNKS)
+    events: list[str] = []
+
+    def listen(event: str, duration: float, **_: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for num_positions in (1, 2, 15, 16, 17, 31, 32, 33, 50, 70):
+            full(POSITIONS[:num_positions])
+        assert not events
+        jax.jit(lambda x: 3 * x)(jnp.ones(7))  # the listener does hear of compilations
+        assert events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 1023, 1024, 1025, 2048, 5000])

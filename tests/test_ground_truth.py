@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -398,6 +399,32 @@ def test_a_checkpoint_that_cannot_be_used_is_not(tmp_path: Path, damage: str) ->
 
 
 @pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("changed", ["CHECKPOINT_VERSION", "layout"])
+def test_a_checkpoint_of_another_version_starts_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changed: str,
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _sample(checkpoint_dir=tmp_path, question="q", reporter=_Recorder(6))
+    if changed == "layout":
+        path = tmp_path / "state.npz"
+        arrays, meta = artifacts.read_arrays(path) or ({}, {})
+        assert ".z float32[2, 2]" in meta["layout"].splitlines()
+        meta["layout"] = meta["layout"].replace(".z float32", ".z float64")
+        artifacts.write_arrays(path, arrays, meta)
+    else:
+        monkeypatch.setattr(ground_truth, changed, ground_truth.CHECKPOINT_VERSION + 1)
+    recorder = _Recorder()
+    samples = _sample(checkpoint_dir=tmp_path, question="q", reporter=recorder)
+    np.testing.assert_array_equal(samples.draws, _whole().draws)
+    assert not recorder.messages
+    assert "of another version" in caplog.messages[0]
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.usefixtures("compiled_once")
 def test_thinned_draws_and_moments_of_all() -> None:
     """A third of the memory: every third draw, across blocks; the moments do not change."""
     whole = _whole()
@@ -585,7 +612,108 @@ def test_recompute_goes_on_after_an_interruption_but_not_after_a_failure(tmp_pat
     progress.num_steps = SETTINGS.num_warmup + SETTINGS.draws_per_chain
     ground_truth._save_checkpoint(folder, "q", coordinates, {"z": jnp.zeros(2)}, progress, [])
     ground_truth._drop_finished(folder, "q", SETTINGS)
-    assert not folder.exists()
+    assert not list(folder.iterdir())
+
+
+# --- two runs at once ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def partial_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(ground_truth, "SECONDS_BETWEEN_LOOKS", 0.01)
+    path = ground_truth.cache_path(LINEAR, SETTINGS, tmp_path).with_suffix(".partial")
+    path.mkdir()
+    return path
+
+
+class _WhenToldToWait(_Recorder):
+    """The other process goes on when it hears that someone waits for it."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self.then = then
+
+    def message(self, text: str) -> None:
+        super().message(text)
+        if "waiting" in text:
+            self.then()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_who_finds_another_at_work_takes_its_result(
+    tmp_path: Path, sampler: _CountedSampler, partial_dir: Path, recompute: bool
+) -> None:
+    truth = _ask(tmp_path / "elsewhere")
+    lock = artifacts._take_lock(partial_dir)
+    (partial_dir / "state.npz").write_bytes(b"of the other")
+
+    def finish() -> None:
+        assert (partial_dir / "state.npz").exists()
+        ground_truth.save(truth, tmp_path / f"test-{truth.digest}.npz")
+        ground_truth._clear(partial_dir)
+        os.close(lock)
+
+    reporter = _WhenToldToWait(finish)
+    found = _ask(tmp_path, reporter=reporter, recompute=recompute)
+    np.testing.assert_array_equal(found.mean, truth.mean)
+    assert sampler.calls == 1
+    assert f"waiting for process {os.getpid()} on " in reporter.messages[0]
+    assert "are taken from" in reporter.messages[1]
+    assert not partial_dir.exists()
+
+
+def test_who_waited_for_one_that_gave_up_goes_on_itself(
+    tmp_path: Path, sampler: _CountedSampler, partial_dir: Path
+) -> None:
+    lock = artifacts._take_lock(partial_dir)
+    reporter = _WhenToldToWait(lambda: os.close(lock))
+    _ask(tmp_path, reporter=reporter)
+    assert sampler.calls == 1
+    assert len(reporter.messages) == 1
+    assert not partial_dir.exists()
+
+
+def test_a_lock_on_a_file_that_is_gone_is_no_lock(
+    tmp_path: Path, partial_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The one before removes the file after we have opened it and before we have locked it.
+    take_lock, taken = artifacts._take_lock, []
+
+    def late(folder: Path) -> int:
+        taken.append(take_lock(folder))
+        if len(taken) == 1:
+            (folder / ".lock").unlink()
+        return taken[-1]
+
+    monkeypatch.setattr(artifacts, "_take_lock", late)
+    with ground_truth._sole_owner(partial_dir, _Recorder()):
+        assert len(taken) == 2
+        with pytest.raises(ConfigError, match="in use"):
+            take_lock(partial_dir)
+
+
+def test_a_wait_can_be_interrupted(
+    tmp_path: Path, partial_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    lock = artifacts._take_lock(partial_dir)
+    monkeypatch.setattr(ground_truth.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ask(tmp_path)
+    assert ground_truth._is_file(lock, partial_dir / ".lock")
+    os.close(lock)
+
+
+def test_chains_that_did_not_converge_stay_and_the_lock_is_free(
+    tmp_path: Path, sampler: _CountedSampler, partial_dir: Path
+) -> None:
+    (partial_dir / "draws-00000.npz").write_bytes(b"")
+    with pytest.raises(NothingUsableError):
+        _ask(tmp_path, replace(SETTINGS, min_ess=5000))
+    assert (partial_dir / "draws-00000.npz").exists()
+    os.close(artifacts._take_lock(partial_dir))
 
 
 def test_the_digest_changes_with_what_changes_the_draws() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import subprocess
@@ -87,3 +88,17 @@ def test_the_installed_command_works_from_any_directory(scripts: Path, tmp_path:
     assert "_target_: mamba_cli.models.logreg.logistic_regression" in printed
     assert "sghmc_cv" in run(scripts / "mamba-run", "--help", cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installed_command_does_a_whole_run(scripts: Path, tmp_path: Path) -> None:
+    small = ["model.num_train=400", "model.num_test=100", "evaluation.budget_s=0.1"]
+    fixed = ["tuner=fixed", "tuner.step_size=1e-3", "ground_truth=none"]
+    printed = run(scripts / "mamba-run", *small, *fixed, cwd=tmp_path)
+    folder = tmp_path / "results/runs/logreg/sgld/fixed/seed-0"
+    assert str(folder.relative_to(tmp_path)) in printed
+    with (folder / "metrics.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["status"] == "ok"
+    assert float(row["batch_size"]) == 40
+    assert float(row["num_samples"]) > 1
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]

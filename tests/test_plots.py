@@ -388,6 +388,28 @@ def test_the_evaluation_picture_of_many_coordinates_is_a_cloud() -> None:
     assert_nothing_overlaps(figure)
 
 
+def test_the_posterior_without_a_ground_truth_has_a_bar_a_coordinate_and_repeat() -> None:
+    mean = np.array([[1.0, -2.0], [1.1, -2.1], [math.nan, 0.0]])
+    std = np.array([[0.1, 0.2], [0.1, 0.3], [0.1, 0.2]])
+    figure = plots.posterior_figure(mean, std, note="note")
+    (axes,) = figure.axes
+    assert len(axes.containers) == 2  # the repeat that is not finite is left out
+    for container, heights, widths in zip(axes.containers, mean, std, strict=False):
+        points, _, (bars,) = container  # type: ignore[misc]
+        np.testing.assert_array_equal(points.get_ydata(), heights)
+        ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+        np.testing.assert_allclose(ends, np.stack([heights - widths, heights + widths], 1))
+    assert_nothing_overlaps(figure)
+
+
+def test_the_posterior_in_many_coordinates_is_a_cloud_and_none_is_said() -> None:
+    (axes,) = plots.posterior_figure(np.zeros((1, 500)), np.ones((1, 500))).axes
+    (cloud,) = artists(axes, "cloud")
+    assert len(cloud.get_xdata()) == 500
+    nothing = plots.posterior_figure(np.full((1, 3), math.nan), np.ones((1, 3)))
+    assert "no repeat was usable" in texts(nothing)
+
+
 def test_huge_errors_are_counted_in_the_last_bar() -> None:
     std = np.ones(100)
     std[:3] = 1e6

@@ -53,7 +53,13 @@ class PredictiveMetric:
         ConfigError
             Naming the metrics the model has.
         """
-        require_metric(model, self.name, "tuner.reward.name")
+        start = model.initial_position(jax.random.key(0))
+        known = model.predictive_metrics(jax.jit(model.predict)(start, model.test_inputs))
+        if self.name not in known:
+            raise ConfigError(
+                f"tuner.reward.name={self.name}: model {model.name} has no such metric; it has "
+                f"{', '.join(known)}"
+            )
 
     def __call__(self, model: Model, predict: PredictFn) -> float:
         return model.predictive_metrics(predict(model.test_inputs))[self.name]
@@ -75,19 +81,3 @@ def require_hold_out(fraction: object, seed: object) -> None:
     )
     allowed = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
     require(allowed, "hold_out_seed", seed, "an integer, 0 or more")
-
-
-def require_metric(model: Model, metric: str, key: str) -> None:
-    """Refuse a metric that a model's predictions do not have.
-
-    Raises
-    ------
-    ConfigError
-        Naming ``key`` and the metrics the model has.
-    """
-    start = model.initial_position(jax.random.key(0))
-    known = model.predictive_metrics(jax.jit(model.predict)(start, model.test_inputs))
-    if metric not in known:
-        raise ConfigError(
-            f"{key}={metric}: model {model.name} has no such metric; it has {', '.join(known)}"
-        )

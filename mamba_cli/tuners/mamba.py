@@ -7,18 +7,21 @@ the auxiliary variables at the chain's last position and scores the new draws on
 paper's published code did.
 
 An arm that fails (diverged, frozen, no draws, out of memory) has no reward: it is never
-promoted, and its record says why.
+promoted, and its record says why. Where every arm of a rung fails, the tuning ends there without
+a winner, also after rungs that had usable arms: an arm that came to fail is no result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
 
-from mamba_cli.chain import Budget, Chain, advance
+from mamba_cli.chain import Budget, Chain, LayoutError, advance
 from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.tuners.halving import Rung, draws_to_score, promote, schedule, total_s
 from mamba_cli.tuners.result import Checkpoints, Tuning
@@ -34,6 +37,11 @@ from mamba_cli.types import (
 from mamba_cli.workbench import Workbench
 
 CHECKPOINT = "tuning"
+
+CHECKPOINT_VERSION = 1
+"""Raised when what is saved after a rung is laid out in another way, chains apart."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -220,6 +228,11 @@ def tune(
         if store is not None:
             store.write_tuning(records)
             _save(store, bench, number + 1, surviving)
+    if not surviving:
+        reporter.message(
+            f"no arm of rung {records[-1].rung + 1}/{len(rungs)} was usable: the tuning ends "
+            f"without a winner"
+        )
     winners = [r for r in records if r.rung == len(rungs) - 1 and r.promoted]
     return Tuning(records, winners[0] if winners else None)
 
@@ -232,18 +245,36 @@ def _save(store: Checkpoints, bench: Workbench, next_rung: int, arms: Sequence[A
         for name, array in program.to_arrays(arm.chain).items():
             arrays[f"arm-{arm.index}/{name}"] = array
     counts = [[a.index, a.earlier_s, a.earlier_steps, a.earlier_draws] for a in arms]
-    store.save_checkpoint(CHECKPOINT, arrays, {"next_rung": next_rung, "arms": counts})
+    meta = {"version": CHECKPOINT_VERSION, "next_rung": next_rung, "arms": counts}
+    store.save_checkpoint(CHECKPOINT, arrays, meta)
 
 
 def _resume(
     store: Checkpoints | None, bench: Workbench, arms: Sequence[Arm]
 ) -> tuple[list[ArmRecord], list[Arm], int]:
-    """Records of the finished rungs, the arms that go on, and the number of the next rung."""
+    """Records of the finished rungs, the arms that go on, and the number of the next rung.
+
+    What another version of the code saved is not used: the tuning starts again.
+    """
     saved = store.load_checkpoint(CHECKPOINT) if store is not None else None
     if store is None or saved is None:
         return [], list(arms), 0
     arrays, meta = saved
+    try:
+        surviving = _restored(arrays, meta, bench, arms)
+    except LayoutError:
+        logger.warning("another version saved the finished rungs: the tuning starts again")
+        return [], list(arms), 0
     next_rung = int(meta["next_rung"])
+    records = [record for record in store.read_tuning() if record.rung < next_rung]
+    return records, surviving, next_rung
+
+
+def _restored(
+    arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], bench: Workbench, arms: Sequence[Arm]
+) -> list[Arm]:
+    if meta.get("version") != CHECKPOINT_VERSION:
+        raise LayoutError
     surviving = []
     for index, earlier_s, earlier_steps, earlier_draws in meta["arms"]:
         arm = arms[index]
@@ -260,5 +291,4 @@ def _resume(
                 earlier_draws=earlier_draws,
             )
         )
-    records = [record for record in store.read_tuning() if record.rung < next_rung]
-    return records, surviving, next_rung
+    return surviving

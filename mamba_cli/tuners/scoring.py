@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mamba_cli.chain import Chain
+from mamba_cli.errors import NothingUsableError, first_line, is_out_of_memory
+from mamba_cli.gradients import CHUNKS
 from mamba_cli.types import (
     AnyReward,
     ArmRecord,
@@ -99,17 +101,33 @@ class Scorer:
         return -1.0 if self.reward.higher_is_better else 1.0
 
     def warm_up(self, num_draws: int) -> float:
-        """Compile what scoring ``num_draws`` draws needs; return the seconds it took."""
+        """Compile what scoring ``num_draws`` draws needs; return the seconds it took.
+
+        Raises
+        ------
+        NothingUsableError
+            There is not enough memory: no arm could be scored.
+        """
         bench, began = self.bench, self.bench.clock()
         rng = np.random.default_rng(0)
         noise = rng.standard_normal((num_draws, len(bench.start))).astype(np.float32)
         positions = bench.start + np.float32(1e-3) * noise
-        if isinstance(self.reward, PredictiveReward):
-            self.reward(bench.model, partial(bench.posterior_predictive, positions))
-        else:
-            if self.reward.gradients == "full":
-                bench.scores(bench.start[None])
-            self.reward(_draws(positions, -noise, jax.random.key(0)))
+        try:
+            if isinstance(self.reward, PredictiveReward):
+                self.reward(bench.model, partial(bench.posterior_predictive, positions))
+            else:
+                if self.reward.gradients == "full":
+                    # One chunk of each size that so many draws, or a slow arm's, are cut to.
+                    for size in sorted({min(chunk, num_draws) for chunk in CHUNKS}):
+                        bench.scores(np.repeat(bench.start[None], size, axis=0))
+                self.reward(_draws(positions, -noise, jax.random.key(0)))
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise NothingUsableError(
+                f"scoring {num_draws} draws of dimension {len(bench.start):,} takes more memory "
+                f"than there is ({first_line(error)}); lower tuner.max_draws"
+            ) from error
         elapsed_s = bench.clock() - began
         bench.seconds.compile += elapsed_s
         return elapsed_s

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from mamba_cli.errors import ConfigError
 from mamba_cli.models.logreg import LogisticRegression, log_sigmoid, logistic_regression
 
 MODEL = logistic_regression(num_train=20_000, num_test=2000, dim=6, data_seed=1)
@@ -46,6 +47,22 @@ def test_log_prior_is_gaussian() -> None:
     value, gradient = jax.value_and_grad(model.log_prior)(jnp.asarray(POSITION))
     np.testing.assert_allclose(value, -squares / 5.0, rtol=1e-6)
     np.testing.assert_allclose(gradient, -POSITION / 2.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("correlation", 1.0),
+        ("correlation", -1.0),
+        ("correlation", float("nan")),
+        ("prior_variance", 0.0),
+        ("prior_variance", float("inf")),
+        ("prior_variance", float("nan")),
+    ],
+)
+def test_a_parameter_out_of_its_range_is_refused_by_name(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.{key}={value}: expected"):
+        logistic_regression(num_train=10, num_test=1, dim=2, **{key: value})  # type: ignore[arg-type]
 
 
 def test_shapes_and_start() -> None:

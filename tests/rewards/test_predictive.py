@@ -17,7 +17,6 @@ from mamba_cli.errors import ConfigError, DataError
 from mamba_cli.models import bnn
 from mamba_cli.models.logreg import logistic_regression
 from mamba_cli.rewards import KernelSteinDiscrepancy, OutOfDistribution, PredictiveMetric
-from mamba_cli.rewards.predictive import require_metric
 from mamba_cli.types import PredictiveReward
 
 REAL = Path(os.environ.get("MAMBA_DATA_DIR", Path(__file__).parents[3] / "shared" / "data"))
@@ -58,8 +57,6 @@ def test_a_metric_that_a_model_lacks_is_refused_with_those_it_has() -> None:
     message = r"tuner\.reward\.name=ece: model gaussian_mean has no such metric.*rmse, accuracy"
     with pytest.raises(ConfigError, match=message):
         PredictiveMetric("ece").check(model)
-    with pytest.raises(ConfigError, match=r"tuner\.metric=mce"):
-        require_metric(model, "mce", "tuner.metric")
 
 
 @pytest.mark.parametrize("make", [lambda **k: PredictiveMetric("ece", **k), OutOfDistribution])

@@ -23,6 +23,7 @@ from benches import (
 )
 from fake_time import FakeClock, TimedProgram, counting, counting_without_refresh
 
+from mamba_cli import chain as chain_module
 from mamba_cli import gradients, minibatch
 from mamba_cli.artifacts import RunFolder
 from mamba_cli.chain import Budget, Carry, advance
@@ -323,6 +324,22 @@ def test_an_arm_that_diverges_in_a_later_rung_loses() -> None:
     assert tuning.winner.arm == 1
 
 
+def test_a_rung_of_failures_ends_the_tuning_without_a_winner() -> None:
+    # Both arms that are left diverge in rung 1; those that lost in rung 0 do not come back.
+    store, reporter = MemoryStore(), Listening()
+    arms = arms_of(-400.0, -450.0, 3.0, 4.0)
+    reward = FakeReward(lambda h: h)
+    tuning = tune(fake_bench(), reward, arms, store=store, reporter=reporter)
+    assert [r.status for r in of_rung(tuning, 0)] == ["ok"] * 4
+    assert [r.status for r in of_rung(tuning, 1)] == ["diverged"] * 2
+    assert tuning.winner is None
+    told = "no arm of rung 2/2 was usable: the tuning ends without a winner"
+    assert reporter.messages[-1] == told
+    reporter = Listening()
+    assert tune(fake_bench(), reward, arms, store=store, reporter=reporter).winner is None
+    assert reporter.messages[-1] == told
+
+
 def test_a_constant_chain_is_frozen() -> None:
     # Steps of 1e-9 do not move a float32 of 2, however good the reward of standing still.
     bench = fake_bench(sgld, start=MODEL.posterior_mean.astype(np.float32))
@@ -500,6 +517,28 @@ def test_a_killed_tuning_resumes_after_its_last_rung(name: str, kill_after: int)
         assert jax.random.key_data(ours.rng_key).tolist() == (
             jax.random.key_data(theirs.rng_key).tolist()
         )
+
+
+@pytest.mark.parametrize("damage", ["chains", "meta"])
+def test_rungs_of_another_version_are_run_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    changes, bench = settings_of("chain")
+    whole = tune(bench(), FakeReward(nearest_to(2.0)), **changes)
+    store = MemoryStore(kill_after=4)
+    with pytest.raises(Killed):
+        tune(bench(), FakeReward(nearest_to(2.0)), store=store, **changes)
+    store.kill_after = None
+    if damage == "chains":
+        monkeypatch.setattr(chain_module, "LAYOUT_VERSION", chain_module.LAYOUT_VERSION + 1)
+    else:
+        monkeypatch.setattr(mamba, "CHECKPOINT_VERSION", mamba.CHECKPOINT_VERSION + 1)
+    reward = FakeReward(nearest_to(2.0))
+    again = tune(bench(), reward, store=store, **changes)
+    assert plain(again.records) == plain(whole.records)
+    assert plain(store.records) == plain(whole.records)
+    assert len(reward.seen) == sum(r.num_scored > 0 for r in whole.records)
+    assert caplog.messages == ["another version saved the finished rungs: the tuning starts again"]
 
 
 def test_a_finished_tuning_is_read_and_not_run() -> None:

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import jax
 import numpy as np
 import pytest
 from benches import MODEL, FakeReward, arms_of, fake_bench
-from fake_time import FakeClock
+from fake_time import FakeClock, counting_without_refresh
 
-from mamba_cli.chain import Budget, Chain, advance
-from mamba_cli.rewards import KernelSteinDiscrepancy
+from mamba_cli import gradients, minibatch
+from mamba_cli.chain import Budget, Chain, ChainProgram, advance
+from mamba_cli.errors import NothingUsableError
+from mamba_cli.rewards import FiniteSetSteinDiscrepancy, KernelSteinDiscrepancy
 from mamba_cli.tuners.scoring import Scorer, failure, is_constant
+from mamba_cli.types import Reward, ScoredDraws
 from mamba_cli.workbench import Workbench
 
 KEY = jax.random.key(0)
+
+
+@pytest.fixture
+def compilations(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        yield lambda: [text for text in caplog.messages if "ompil" in text and not moves(text)]
+
+
+def moves(text: str) -> bool:
+    """Whether a program of a few milliseconds only copies draws, of any number, or cuts them."""
+    return "jit(dynamic_slice)" in text or "jit(stage)" in text
+
+
+@cache
+def roomy_program() -> ChainProgram:
+    """Of ``fake_bench``, with room for more draws than there are in a chunk of gradients."""
+    return ChainProgram(
+        gradients.standard(MODEL),
+        counting_without_refresh,
+        minibatch.without_replacement,
+        5,
+        capacity=256,
+        keep_gradients=True,
+    )
 
 
 def chain_of(bench: Workbench, step_size: float, steps: int) -> Chain:
@@ -92,12 +123,61 @@ def test_draws_beyond_float32_have_no_reward_and_a_reason() -> None:
     assert "9e+17 from the start" in score.reason
 
 
-def test_warming_up_a_real_reward_compiles_what_scoring_needs() -> None:
+@pytest.mark.parametrize("num_draws", [8, 33, 100])
+@pytest.mark.parametrize(
+    "reward", [KernelSteinDiscrepancy(), FiniteSetSteinDiscrepancy()], ids=["ksd", "fssd"]
+)
+def test_nothing_is_compiled_after_warming_up(
+    compilations: Callable[[], list[str]], reward: Reward, num_draws: int
+) -> None:
     bench = fake_bench()
-    scorer = Scorer(bench, KernelSteinDiscrepancy(gradients="full"))
-    scorer.warm_up(8)
-    chain = chain_of(bench, 1.0, 8)
-    with jax.log_compiles(False):
-        score = scorer.score(chain, 8, KEY)
-    assert score.status == "ok"
-    assert score.reward > 0
+    bench._programs[5] = roomy_program()
+    scorer = Scorer(bench, reward)
+    chains = [chain_of(bench, 1e-3, steps) for steps in (num_draws, num_draws + 1)]
+    jax.clear_caches()  # what earlier tests compiled must not be found again
+    before = len(compilations())
+    scorer.warm_up(num_draws)
+    compiled = len(compilations())
+    assert compiled > before
+    for chain in chains:
+        score = scorer.score(chain, num_draws, KEY)
+        assert (score.status, score.num_scored) == ("ok", num_draws)
+    assert compilations()[compiled:] == []
+
+
+def test_a_slow_arm_with_fewer_draws_compiles_nothing(
+    compilations: Callable[[], list[str]],
+) -> None:
+    bench = fake_bench()
+    scorer = Scorer(bench, KernelSteinDiscrepancy())
+    chain = chain_of(bench, 1e-3, 5)
+    jax.clear_caches()
+    scorer.warm_up(64)
+    compiled = len(compilations())
+    assert scorer.score(chain, 64, KEY).num_scored == 5
+    assert compilations()[compiled:] == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9 GB"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Unable to allocate 9 GB\nmore"),
+    ],
+)
+def test_warming_up_without_memory_says_what_to_lower(error: Exception) -> None:
+    class Refusing(FakeReward):
+        def __call__(self, draws: ScoredDraws) -> float:
+            raise error
+
+    with pytest.raises(NothingUsableError, match=r"scoring 9 draws.*9 GB\); lower tuner.max_draws"):
+        Scorer(fake_bench(), Refusing(abs)).warm_up(9)
+
+
+def test_another_error_of_a_reward_is_not_swallowed() -> None:
+    class Mistaken(FakeReward):
+        def __call__(self, draws: ScoredDraws) -> float:
+            raise jax.errors.JaxRuntimeError("INTERNAL: a mistake of ours")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a mistake of ours"):
+        Scorer(fake_bench(), Mistaken(abs)).warm_up(9)

@@ -1,0 +1,162 @@
+"""What a person is shown of a run: its closing table, its pictures, why nothing was usable."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mamba_cli import plots
+from mamba_cli.artifacts import RunFolder
+from mamba_cli.config import FixedSettings, GridSettings, RunSettings
+from mamba_cli.console import size_note
+from mamba_cli.evaluation import Moments
+from mamba_cli.metrics import HIGHER_IS_BETTER
+from mamba_cli.tuners.result import Tuning
+from mamba_cli.types import AnyReward
+
+logger = logging.getLogger(__name__)
+
+ANOTHER_FOLDER = "with another run_dir=, or after deleting the folder"
+"""How a changed configuration is run: a folder with results refuses any but its own."""
+
+_SHOWN = {
+    "ksd": ("KSD", "{:.4g}", 1.0),
+    "relative_std_error": ("relative sd error", "{:.2f} %", 100.0),
+    "accuracy": ("test accuracy", "{:.2f} %", 100.0),
+    "rmse": ("test RMSE", "{:.4f}", 1.0),
+    "mse_of_draws": ("mean squared error of draws", "{:.4f}", 1.0),
+    "ece": ("ECE", "{:.2f} %", 100.0),
+    "mce": ("MCE", "{:.2f} %", 100.0),
+    "num_samples": ("samples", "{:,.0f}", 1.0),
+}
+
+
+def title_of(settings: RunSettings) -> str:
+    """The run in one line."""
+    model, sampler, tuner = settings.model, settings.sampler.name, settings.tuner.name
+    return f"{model}, {sampler}, {tuner}, seed {settings.seed}"
+
+
+def all_failed(tuning: Tuning, path: Path) -> str:
+    """The message of a tuning without a winner, whose table is at ``path``."""
+    last = {record.arm: record for record in tuning.records}
+    counts: dict[str, int] = {}
+    for record in last.values():
+        counts[record.status] = counts.get(record.status, 0) + 1
+    listed = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    example = next(record for record in last.values() if record.status != "ok")
+    return (
+        f"no arm was usable ({listed} of {len(last)}), so there is no winner; for example "
+        f"h={example.step_size:g}, n={example.batch_size}: {example.reason}. Every arm and its "
+        f"reason stand in {path}; try smaller step sizes, or a larger budget, {ANOTHER_FOLDER}"
+    )
+
+
+def winner_lines(best: Mapping[str, Any], reward: AnyReward | None) -> list[tuple[str, str]]:
+    """The rows of the closing table that name the winner."""
+    length = int(best["num_integration_steps"])
+    lines = [
+        ("step size h", f"{best['step_size']:.4g} (10^{np.log10(best['step_size']):.2f})"),
+        ("batch size n", f"{best['batch_size']:,} ({best['batch_percent']:g} %)"),
+    ]
+    if length > 1:
+        lines.append(("integration steps L", str(length)))
+    if best["reward"] is not None:
+        lines.append((f"reward ({reward.name if reward else 'metric'})", f"{best['reward']:.4g}"))
+    return lines
+
+
+def metric_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Each metric's mean over the usable repeats, with its standard deviation if several."""
+    usable = [row for row in rows if row.get("status") == "ok"]
+    lines = []
+    for column, (name, form, factor) in _SHOWN.items():
+        values = [factor * float(row[column]) for row in usable if row.get(column) is not None]
+        if values:
+            text = form.format(np.mean(values))
+            if len(values) > 1:
+                text += " +- " + form.format(np.std(values, ddof=1))
+            lines.append((name, text))
+    if len(usable) < len(rows):
+        lines.append(("failed repeats", f"{len(rows) - len(usable)} of {len(rows)}"))
+    return lines
+
+
+def draw_tuning(
+    folder: RunFolder, settings: RunSettings, reward: AnyReward | None, *, again: bool
+) -> None:
+    """``tuning.png`` from ``tuning.csv``; nothing for hyperparameters that were not searched.
+
+    A picture that is there is drawn ``again`` only where its numbers are new.
+    """
+    tuner, records = settings.tuner, folder.read_tuning()
+    if not records or isinstance(tuner, FixedSettings):
+        return
+    best = folder.read_best()
+    common: dict[str, Any] = {
+        "title": title_of(settings),
+        "note": size_note(settings.budget, settings.is_paper_size),
+        "winner": None if best is None else int(best["arm"]),
+    }
+
+    def draw(path: Path) -> None:
+        if isinstance(tuner, GridSettings):
+            common["reward_name"] = tuner.metric
+            common["higher_is_better"] = tuner.metric in HIGHER_IS_BETTER
+            plots.search_picture(records, path_or_buffer=path, **common)
+        else:
+            assert reward is not None
+            common["reward_name"] = reward.name
+            common["higher_is_better"] = reward.higher_is_better
+            plots.halving_picture(records, path_or_buffer=path, **common)
+
+    _draw(folder.path / "tuning.png", draw, again)
+
+
+def draw_evaluation(
+    folder: RunFolder, settings: RunSettings, moments: Moments, *, again: bool
+) -> None:
+    """``evaluation.png``: the repeats against the ground truth, or alone where there is none."""
+    if not len(moments.std):
+        return
+    usable = np.all(np.isfinite(moments.std), axis=1)
+    title, note = title_of(settings), size_note(settings.budget, settings.is_paper_size)
+
+    def draw(path: Path) -> None:
+        if moments.reference_std is None or not usable.any():
+            title_here = f"{title}: posterior"
+            plots.posterior_picture(moments.mean, moments.std, path, title=title_here, note=note)
+        else:
+            plots.evaluation_picture(
+                moments.reference_std,
+                moments.std[usable],
+                None,
+                path,
+                title=f"{title}: posterior standard deviations",
+                note=note,
+            )
+
+    _draw(folder.path / "evaluation.png", draw, again)
+
+
+def _draw(path: Path, draw: Callable[[Path], None], again: bool) -> None:
+    """Draw a picture that is missing, or ``again``; a fault there costs no result."""
+    if path.exists() and not again:
+        return
+    try:
+        draw(path)
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # an earlier one would show other numbers
+        logger.warning(
+            "%s could not be drawn (%s: %s); the numbers are kept, and the same command draws a "
+            "missing picture",
+            path,
+            type(error).__name__,
+            error,
+        )
