@@ -44,7 +44,7 @@ TOP_LEVEL_KEYS = (
 )
 
 # The parts of a model's file; every other key of it is an argument of the posterior.
-MODEL_PARTS = ("name", "posterior", "tuning", "budgets")
+MODEL_PARTS = ("name", "posterior", "tuning", "budgets", "burn_in_fraction", "map")
 
 # What makes the size of a run, and where a model's budget has it. The number of repeats is not
 # here: more of them are not another experiment.
