@@ -44,7 +44,7 @@ TOP_LEVEL_KEYS = (
 )
 
 # The parts of a model's file; every other key of it is an argument of the posterior.
-MODEL_PARTS = ("name", "posterior", "tuning", "budgets", "burn_in_fraction", "map")
+MODEL_PARTS = ("name", "posterior", "tuning", "budgets", "burn_in_fraction", "map", "ground_truth")
 
 # What makes the size of a run, and where a model's budget has it. The number of repeats is not
 # here: more of them are not another experiment.
@@ -218,6 +218,7 @@ class GroundTruthSettings:
     num_warmup: int
     num_chains: int
     whiten: bool
+    criterion: str  # positions | predictions
     max_r_hat: float
     min_ess: float
     recompute: bool
@@ -701,6 +702,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
             "num_warmup",
             "num_chains",
             "whiten",
+            "criterion",
             "max_r_hat",
             "min_ess",
             "recompute",
@@ -722,6 +724,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
         num_warmup=section.integer("num_warmup", at_least=1),
         num_chains=num_chains,
         whiten=section.flag("whiten"),
+        criterion=section.choice("criterion", ("positions", "predictions")),
         max_r_hat=max_r_hat,
         min_ess=section.above_zero("min_ess"),
         recompute=section.flag("recompute"),
