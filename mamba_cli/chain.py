@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mamba_cli.compilation import compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
 from mamba_cli.types import Array, Hyperparameters, Kernel, Minibatcher, PyTree, Sampler
 
@@ -255,11 +256,11 @@ class ChainProgram:
             jnp.float32(hyperparameters.step_size),
         )
         data = (self._estimator.rows, self._estimator.constants)
-        start = jax.jit(self._start_carry).lower(*arguments, *data).compile()
+        start = compile_quickly(jax.jit(self._start_carry).lower(*arguments, *data))
         carry = start(*arguments, *data)
         run = jax.jit(self._advance_carry, donate_argnums=0)
         traced = _traced(hyperparameters, 1)
-        self._start, self._run = start, run.lower(carry, *traced, *data).compile()
+        self._start, self._run = start, compile_quickly(run.lower(carry, *traced, *data))
         carry, _ = jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
         before = clock()
         jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))

@@ -91,8 +91,10 @@ class Jobs:
             _warn_if_parallel(str(settings.launcher.get("_target_", "")))
         try:
             self.run_dir = settings_from(cfg).run_dir
+            from mamba_cli.compilation import use_cache
             from mamba_cli.run import run
 
+            use_cache()
             run(cfg)
         except Exception as error:
             if os.getpid() != self.process:

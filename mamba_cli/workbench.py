@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
-from mamba_cli.gradients import GradientEstimator, full_gradients
+from mamba_cli.errors import is_out_of_memory
+from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
 from mamba_cli.types import Array, HasSquaredError, Model, PyTree, Sampler
 
 PREDICTION_CHUNK = 16
@@ -72,6 +74,34 @@ class Workbench:
 
     def program(self, batch_size: int) -> tuple[ChainProgram, float]:
         """The compiled program for a batch size, and the seconds its compilation took just now."""
+        program = self._uncompiled(batch_size)
+        compile_s = program.compile(self.start, self.clock)
+        self.seconds.compile += compile_s
+        return program, compile_s
+
+    def compile(self, batch_sizes: Iterable[int]) -> dict[int, float]:
+        """Compile the programs of several batch sizes side by side, a thread per core.
+
+        Returns the seconds each took, overlapping; the workbench counts the seconds of all
+        together. One that does not fit into memory is left to :meth:`program`, which says so.
+        """
+        programs = {size: self._uncompiled(size) for size in dict.fromkeys(batch_sizes)}
+        began = self.clock()
+
+        def seconds_of(program: ChainProgram) -> float:
+            try:
+                return program.compile(self.start, self.clock)
+            except (MemoryError, jax.errors.JaxRuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return 0.0
+
+        with ThreadPoolExecutor(available_cores()) as pool:
+            taken = list(pool.map(seconds_of, programs.values()))
+        self.seconds.compile += self.clock() - began
+        return dict(zip(programs, taken, strict=True))
+
+    def _uncompiled(self, batch_size: int) -> ChainProgram:
         if batch_size not in self._programs:
             self._programs[batch_size] = ChainProgram(
                 self.estimator,
@@ -81,10 +111,7 @@ class Workbench:
                 capacity=self.capacity,
                 keep_gradients=self.keep_gradients,
             )
-        program = self._programs[batch_size]
-        compile_s = program.compile(self.start, self.clock)
-        self.seconds.compile += compile_s
-        return program, compile_s
+        return self._programs[batch_size]
 
     def scores(self, positions: np.ndarray) -> np.ndarray:
         """Gradients of the log posterior over all rows, ``[m, dim]`` for ``[m, dim]``."""

@@ -94,8 +94,8 @@ def draws_to_score(rung: Rung, rungs: Sequence[Rung], max_draws: int) -> int:
 
     Scoring costs full-data gradients, so the rungs share it as they share the time: each
     rung scores about the same number of draws over all its arms, ``max_draws`` per arm in
-    the last one, and at least eight (or ``max_draws``). Within a rung every arm is scored
-    on the same number, if it made so many.
+    the last one, and at least 16 (or ``max_draws``), which is what one pass over the data
+    serves. Within a rung every arm is scored on the same number, if it made so many.
     """
     share = max_draws * rungs[-1].num_arms // rung.num_arms
-    return min(max_draws, max(8, share))
+    return min(max_draws, max(16, share))

@@ -105,6 +105,7 @@ class Halving:
             len(arms) * rung.seconds,
             "s",
         )
+        compile_s = self.bench.compile(arm.hyperparameters.batch_size for arm in arms)
         scorer_compile_s = self.scorer.warm_up(num_scored)
         after: list[Arm] = []
         records: list[ArmRecord] = []
@@ -112,8 +113,11 @@ class Halving:
         best: ArmRecord | None = None
         for arm in arms:
             continued, record = self.run_arm(arm, number, rung, num_scored)
-            if not records:
-                record = record._replace(compile_s=record.compile_s + scorer_compile_s)
+            record = record._replace(
+                compile_s=record.compile_s
+                + compile_s.pop(record.batch_size, 0.0)
+                + (0.0 if records else scorer_compile_s)
+            )
             after.append(continued)
             records.append(record)
             values.append(self.scorer.sign * record.reward)

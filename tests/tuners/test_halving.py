@@ -133,8 +133,8 @@ def test_nothing_that_is_not_finite_is_promoted_or_spoils_the_order(
 def test_draws_to_score_share_the_cost() -> None:
     rungs = schedule(56, 3, 1.0)
     # 100 draws in the last rung of 6 arms; 600 / 18 = 33 and 600 / 56 = 10 before.
-    assert [draws_to_score(rung, rungs, 100) for rung in rungs] == [10, 33, 100]
-    assert [draws_to_score(rung, rungs, 20) for rung in rungs] == [8, 8, 20]
+    assert [draws_to_score(rung, rungs, 100) for rung in rungs] == [16, 33, 100]
+    assert [draws_to_score(rung, rungs, 20) for rung in rungs] == [16, 16, 20]
     assert [draws_to_score(rung, rungs, 5) for rung in rungs] == [5, 5, 5]
 
 

@@ -146,10 +146,10 @@ def test_a_survivor_is_one_uninterrupted_chain() -> None:
 
 def test_every_arm_of_a_rung_is_scored_on_as_many_draws() -> None:
     reward = FakeReward(nearest_to(1.0))
-    tuning = tune(fake_bench(), reward, arms_of(*POWERS), max_draws=30)
-    # 30 draws for each of the last 2 arms; 60 / 5 and 60 / 10, but at least 8, before.
-    assert [r.num_scored for r in tuning.records] == [8] * 10 + [12] * 5 + [30] * 2
-    assert [len(draws.positions) for draws in reward.seen] == [8] * 10 + [12] * 5 + [30] * 2
+    tuning = tune(fake_bench(), reward, arms_of(*POWERS), max_draws=48)
+    # 48 draws for each of the last 2 arms; 96 / 5 and 96 / 10, but at least 16, before.
+    assert [r.num_scored for r in tuning.records] == [16] * 10 + [19] * 5 + [48] * 2
+    assert [len(draws.positions) for draws in reward.seen] == [16] * 10 + [19] * 5 + [48] * 2
     for draws in reward.seen:
         assert draws.scores.shape == draws.positions.shape
         np.testing.assert_array_equal(draws.scores, -np.asarray(draws.positions))
