@@ -56,6 +56,7 @@ SIZE_KEYS = {
     "evaluation.max_draws": "evaluation_max_draws",
     "ground_truth.num_draws": "ground_truth_draws",
     "ground_truth.num_warmup": "ground_truth_warmup",
+    "model.map.phases": "map_phases",
 }
 
 # The paper's heuristic (appendix on tuning methods); also where `fixed` is left open.
@@ -503,8 +504,9 @@ def _has_paper_sizes(root: _Section) -> bool:
         return False
     sizes = SIZE_KEYS | {f"model.{name}": name for name in root.section("model").values}
     for key, size in sizes.items():
-        section, _, name = key.partition(".")
-        given = root.section(section).values.get(name)
+        given: Any = root.values
+        for part in key.split("."):
+            given = given.get(part) if isinstance(given, Mapping) else None
         if size in paper and given is not None and given != paper[size]:
             return False
     return True

@@ -147,6 +147,8 @@ def evaluate(
             "num_steps": chain.num_steps,
         }
         row |= _scored(bench, chain, max_draws, reference_std)
+        if chain.nonfinite_step is not None and row["num_burn_in_steps"]:
+            row["reason"] += f" after {row['num_burn_in_steps']} steps of burn-in"
         if row["status"] != "ok":
             return Evaluation(row, nothing, nothing)
         return Evaluation(row, chain.mean, chain.std)

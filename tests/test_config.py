@@ -131,6 +131,11 @@ def test_the_quick_budget_is_smaller_and_says_so(compose: Compose) -> None:
         ["evaluation.max_draws=10"],
         ["ground_truth.num_draws=2000"],
         ["ground_truth.num_warmup=100"],
+        [
+            "model=pmf",
+            "model.map.phases=[{num_steps: 1, batch_size: null, learning_rate: 1.0, "
+            "final_learning_rate: 0}]",
+        ],
         ["budget=quick"],
     ],
 )

@@ -127,6 +127,17 @@ def test_a_chain_that_fails_in_its_burn_in_is_a_failure() -> None:
     assert row["num_burn_in_steps"] == 0
 
 
+def test_a_chain_that_fails_after_its_burn_in_says_so() -> None:
+    # |1 - h lambda / 2| = 1.1: a factor of 10^38 takes about 900 steps, so 0.11 s.
+    growing = Hyperparameters(2 * 2.1 / MODEL.precision, 64)
+    row = run(growing, burn_in_fraction=0.01).row
+    assert row["status"] == "diverged"
+    steps = row["num_burn_in_steps"]
+    assert 0 < steps < 400
+    assert row["reason"].endswith(f" after {steps} steps of burn-in")
+    assert "num_samples" in row
+
+
 def test_without_a_reference_there_is_no_error_of_the_deviations() -> None:
     row = run(reference_std=None).row
     assert row["status"] == "ok"
