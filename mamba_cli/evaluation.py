@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import numpy as np
 
 from mamba_cli import artifacts, metrics
 from mamba_cli.chain import Budget, Chain, ChainProgram, advance
-from mamba_cli.errors import first_line, is_out_of_memory
+from mamba_cli.errors import DataError, first_line, is_out_of_memory
 from mamba_cli.rewards import ksd
 from mamba_cli.tuners.scoring import failure, is_constant
 from mamba_cli.types import Array, Hyperparameters, Reporter, SilentReporter
@@ -72,6 +75,10 @@ class Moments:
             return table
 
         return replace(self, mean=put(self.mean, result.mean), std=put(self.std, result.std))
+
+    def first(self, num_repeats: int) -> Moments:
+        """Those of the first ``num_repeats`` repeats, or of as many as there are."""
+        return replace(self, mean=self.mean[:num_repeats], std=self.std[:num_repeats])
 
     def compared(
         self, rows: list[dict[str, Any]], reference_std: np.ndarray
@@ -236,6 +243,56 @@ def best_of(record: Any, num_data: int) -> dict[str, Any]:
         "reward": record.reward if math.isfinite(record.reward) else None,
         "status": record.status,
     }
+
+
+def made_with(best: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether a row of ``metrics.csv`` is of the hyperparameters of ``best.json``."""
+    return all(
+        row.get(key) is not None and math.isclose(float(row[key]), best[key], rel_tol=1e-9)
+        for key in ("step_size", "batch_size", "num_integration_steps")
+    )
+
+
+def check_best(best: Mapping[str, Any], path: Path, num_data: int | None = None) -> None:
+    """Refuse a ``best.json`` that a chain could not be run with.
+
+    Parameters
+    ----------
+    best
+        The content of the file.
+    path
+        Where it lies, for the message.
+    num_data
+        Rows of the model's training data, where they are known: no batch is larger.
+
+    Raises
+    ------
+    DataError
+        A key is missing, or its value is not one that ``best_of`` writes.
+    """
+    rows = math.inf if num_data is None else num_data
+    most = "" if num_data is None else f" and at most {num_data:,} (the training rows)"
+    whole = "a whole number, at least 1"
+    allowed: dict[str, tuple[bool, float, float, str]] = {
+        "arm": (True, 0, math.inf, "a whole number, at least 0"),
+        "step_size": (False, math.ulp(0.0), sys.float_info.max, "a finite number above 0"),
+        "batch_size": (True, 1, rows, whole + most),
+        "batch_percent": (False, math.ulp(0.0), 100, "a number above 0 and at most 100"),
+        "num_integration_steps": (True, 1, math.inf, whole),
+    }
+    if best.get("reward") is not None:  # that of hyperparameters that were not searched is null
+        largest = sys.float_info.max
+        allowed["reward"] = (False, -largest, largest, "a finite number, or null")
+    for key, (is_whole, low, high, expected) in allowed.items():
+        value = best.get(key)
+        kinds = (int,) if is_whole else (int, float)
+        if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
+            continue
+        found = f"{key}={json.dumps(value)}" if key in best else f"no {key}"
+        raise DataError(
+            f"cannot use {path}: found {found}, expected {expected}; delete it: the same command "
+            f"tunes again"
+        )
 
 
 def repeat_key(rng_key: Array, repeat: int) -> Array:

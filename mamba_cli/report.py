@@ -66,7 +66,7 @@ def winner_lines(best: Mapping[str, Any], reward: AnyReward | None) -> list[tupl
     ]
     if length > 1:
         lines.append(("integration steps L", str(length)))
-    if best["reward"] is not None:
+    if best.get("reward") is not None:
         lines.append((f"reward ({reward.name if reward else 'metric'})", f"{best['reward']:.4g}"))
     return lines
 

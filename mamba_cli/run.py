@@ -7,6 +7,8 @@ does nothing but report when all is done.
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from mamba_cli.chain import MinibatchScheme
 from mamba_cli.config import (
     FixedSettings,
     GridSettings,
+    MambaSettings,
     MapSearchSettings,
     RunSettings,
     build,
@@ -30,15 +33,23 @@ from mamba_cli.config import (
 )
 from mamba_cli.console import Console, duration, size_note
 from mamba_cli.errors import ConfigError, NothingUsableError
-from mamba_cli.evaluation import Moments, best_of, evaluate, repeat_key
+from mamba_cli.evaluation import (
+    Moments,
+    best_of,
+    check_best,
+    evaluate,
+    made_with,
+    repeat_key,
+)
 from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
 from mamba_cli.ledger import Ledger
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
-from mamba_cli.tuners import given, grid, mamba
+from mamba_cli.tuners import given, grid, halving, mamba
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
     AnyReward,
+    ArmRecord,
     HasHoldOut,
     Hyperparameters,
     Model,
@@ -46,6 +57,8 @@ from mamba_cli.types import (
     Sampler,
 )
 from mamba_cli.workbench import Workbench
+
+logger = logging.getLogger(__name__)
 
 COMMITTED_GROUND_TRUTH = Path(__file__).resolve().parents[1] / "results" / "ground_truth"
 """Where a checkout of the project has the default models' results; a wheel has no such folder."""
@@ -59,7 +72,7 @@ def run(cfg: DictConfig) -> None:
     ConfigError
         A value is out of range, or the run's folder holds another configuration.
     DataError
-        The model's data are missing or corrupt.
+        The model's data are missing or corrupt, or ``best.json`` holds no usable winner.
     NothingUsableError
         Every arm failed, the ground truth did not converge, or no repeat was usable.
     StorageError
@@ -119,38 +132,79 @@ class Run:
 
     def go(self) -> None:
         """All stages that were asked for and are not finished yet, then the closing table."""
-        best, rows = self.folder.read_best(), self.folder.read_metrics()
+        best, rows = self.winner(), self.folder.read_metrics()
         needs_tuning = "tune" in self.stages and best is None
+        if "evaluate" in self.stages and best is None and not needs_tuning:
+            raise ConfigError(
+                f"stages={list(self.settings.stages)}: evaluate needs a winner, and "
+                f"{self.folder.best_path} is not there; add tune to stages"
+            )
+        bench = None
+        if needs_tuning:
+            bench = self.prepare()
+            best = self.tune(bench)
+        num_rows = len(rows)
+        if best is not None:
+            rows = self._of_the_winner(best, rows)
         needs_truth = "ground_truth" in self.stages and self._lacks_truth(rows)
         if needs_truth and "evaluate" in self.stages:
             rows = rows[: len(self.moments.std)]  # a chain whose moments are lost runs again
         needs_evaluation = (
             "evaluate" in self.stages and len(rows) < self.settings.evaluation.num_repeats
         )
-        if "evaluate" in self.stages and best is None and not needs_tuning:
-            raise ConfigError(
-                f"stages={list(self.settings.stages)}: evaluate needs a winner, and "
-                f"{self.folder.best_path} is not there; add tune to stages"
-            )
-        unfinished = not self.ledger.finished
-        if needs_tuning or needs_truth or needs_evaluation:
-            unfinished = True
-            bench = self.prepare()
-            if needs_tuning:
-                best = self.tune(bench)
+        changed = needs_tuning or len(rows) < num_rows
+        unfinished = not self.ledger.finished or changed or needs_truth or needs_evaluation
+        if needs_truth or needs_evaluation:
+            bench = bench or self.prepare()
+            if best is not None:
+                check_best(best, self.folder.best_path, bench.model.num_data)
             if needs_truth:
                 rows = self.ground_truth(bench, rows)
             if needs_evaluation:
                 assert best is not None
                 rows = self.evaluate(bench, best, rows)
-        elif not unfinished:
-            self.console.message("everything asked for is done already")
         self._draw_tuning(again=False)
         report.draw_evaluation(self.folder, self.settings, self.moments, again=unfinished)
         if unfinished:
             self.ledger.write(finished=True)
         self.folder.drop_checkpoint(mamba.CHECKPOINT)
-        self.close(best, rows)
+        self.close(best, rows, idle=not unfinished)
+
+    def winner(self) -> dict[str, Any] | None:
+        """``best.json``, checked; ``None`` where there is none. Raises ``DataError``."""
+        best = self.folder.read_best()
+        if best is not None:
+            check_best(best, self.folder.best_path)
+            if not self.folder.tuning_path.exists():
+                logger.warning(
+                    "%s is missing: how the winner was found is not on record, and tuning.png "
+                    "cannot be drawn; delete best.json to tune again",
+                    self.folder.tuning_path,
+                )
+        return best
+
+    def _of_the_winner(
+        self, best: Mapping[str, Any], rows: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """``rows`` without what other hyperparameters made, which would be read as the winner's.
+
+        A repeat's number is its place, so that nothing after the first of those is kept.
+        """
+        own = list(itertools.takewhile(lambda row: made_with(best, row), rows))
+        if len(own) == len(rows):
+            return rows
+        logger.warning(
+            "%s: %d of %d repeats were not made with the hyperparameters of best.json; they are "
+            "dropped, and the stage evaluate makes them again",
+            self.folder.metrics_path,
+            len(rows) - len(own),
+            len(rows),
+        )
+        self.folder.write_metrics(own)
+        self.moments = self.moments.first(len(own))
+        self.moments.save(self.moments_path)
+        (self.folder.path / "evaluation.png").unlink(missing_ok=True)
+        return own
 
     def prepare(self) -> Workbench:
         """The model, its MAP, and what chains are made of."""
@@ -258,6 +312,11 @@ class Run:
                 **common,
             )
         assert self.parts.reward is not None
+        records = self.folder.read_tuning()
+        winner = complete_winner(records, arms, tuner)
+        if winner is not None:
+            self.console.message("tuning.csv is complete: the winner is taken from it")
+            return Tuning(records, winner)
         return mamba.tune(
             bench,
             self.parts.reward,
@@ -332,13 +391,16 @@ class Run:
                 self.ledger.write()
         return rows
 
-    def close(self, best: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    def close(
+        self, best: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], *, idle: bool
+    ) -> None:
         """The closing table; an evaluation without a usable repeat is an error."""
         lines: list[tuple[str, str]] = []
         if best is not None:
             lines += report.winner_lines(best, self.parts.reward)
         lines += report.metric_lines(rows)
-        lines += [("time", duration(self.ledger.elapsed_s))]
+        done = " (finished before; nothing left to do)" if idle else ""
+        lines += [("time", duration(self.ledger.elapsed_s) + done)]
         lines += [("written to", str(self.folder.path))]
         note = size_note(self.settings.budget, self.settings.is_paper_size)
         title = report.title_of(self.settings)
@@ -380,6 +442,19 @@ def _map_settings(search: MapSearchSettings) -> MapSettings:
 def _without_position(estimate: MapEstimate) -> dict[str, Any]:
     """How near the start of the chains is to a mode, for ``provenance.json``."""
     return {name: value for name, value in estimate._asdict().items() if name != "position"}
+
+
+def complete_winner(
+    records: Sequence[ArmRecord], arms: Sequence[Hyperparameters], tuner: MambaSettings
+) -> ArmRecord | None:
+    """The one arm that the last rung of a finished halving of these ``arms`` promoted.
+
+    ``None`` where ``records`` are of an unfinished halving, or of other arms.
+    """
+    last = len(halving.schedule(len(arms), tuner.reduction_factor, tuner.longest_arm_s)) - 1
+    tried = [r[2:5] for r in sorted(records, key=lambda r: r.arm) if r.rung == 0]
+    winners = [record for record in records if record.rung == last and record.promoted]
+    return winners[0] if tried == [tuple(arm) for arm in arms] and len(winners) == 1 else None
 
 
 def _hydra() -> dict[str, Any]:

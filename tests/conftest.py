@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import hydra
@@ -21,6 +22,16 @@ def _environment_of_a_fresh_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders a developer has set for their own runs must not reach the tests."""
     monkeypatch.delenv("MAMBA_DATA_DIR", raising=False)
     monkeypatch.delenv("MAMBA_RESULTS_DIR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_reach_children() -> Iterator[None]:
+    """What is started in the background of a shell ignores Ctrl-C, and so do its children."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

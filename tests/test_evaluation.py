@@ -14,7 +14,8 @@ from fake_time import FakeClock, TimedProgram
 from gaussian_model import gaussian_mean
 
 from mamba_cli import gradients, minibatch
-from mamba_cli.evaluation import Evaluation, Moments, best_of, evaluate, repeat_key
+from mamba_cli.errors import DataError
+from mamba_cli.evaluation import Evaluation, Moments, best_of, check_best, evaluate, repeat_key
 from mamba_cli.samplers.sgld import sgld
 from mamba_cli.types import ArmRecord, Hyperparameters
 from mamba_cli.workbench import Workbench
@@ -269,3 +270,32 @@ def test_best_is_what_the_winner_was() -> None:
         "status": "ok",
     }
     assert best_of(record(math.nan), 400)["reward"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step_size", "abc"),
+        ("step_size", -1),
+        ("step_size", math.nan),
+        ("step_size", True),
+        ("batch_size", 0),
+        ("batch_size", 101),
+        ("batch_size", 2.5),
+        ("num_integration_steps", 0),
+        ("batch_percent", None),
+        ("arm", -1),
+        ("reward", "low"),
+    ],
+)
+def test_a_best_that_no_chain_can_be_run_with_is_refused(key: str, value: Any) -> None:
+    best = best_of(record(0.5), 100)
+    path = Path("best.json")
+    check_best(best, path, 100)
+    check_best(best | {"reward": None}, path, 100)
+    with pytest.raises(DataError, match=f"best.json.*{key}=.*delete it: the same command tunes"):
+        check_best(best | {key: value}, path, 100)
+    if key != "reward":
+        del best[key]
+        with pytest.raises(DataError, match=f"no {key}"):
+            check_best(best, path)

@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from mamba_cli import artifacts, plots
-from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.errors import ConfigError, DataError, NothingUsableError
 from mamba_cli.run import run
 from mamba_cli.tuners.halving import schedule
 
@@ -528,3 +528,74 @@ def test_a_metric_the_model_lacks_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match=message):
         run(composed(*small, *overrides))
     assert not (tmp_path / "map").exists()
+
+
+def test_a_lost_winner_is_found_again_in_the_tuning_without_tuning(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    run(composed(*NO_TRUTH))
+    folder = folder_of(tmp_path)
+    before = {name: data for name, data in results_of(folder).items() if "prov" not in name}
+    (folder / "best.json").unlink()
+    run(composed(*NO_TRUTH))
+    after = {name: data for name, data in results_of(folder).items() if "prov" not in name}
+    assert after == before
+
+    # Without the rung that promoted it there is no winner on record: all is tuned again.
+    lines = (folder / "tuning.csv").read_text().splitlines(keepends=True)
+    (folder / "tuning.csv").write_text("".join(lines[:10]))
+    (folder / "best.json").unlink()
+    run(composed(*NO_TRUTH))
+    assert len(artifacts.read_tuning(folder / "tuning.csv")) == 12
+
+
+@pytest.mark.parametrize("field", ["step_size", "batch_size"])
+def test_repeats_of_another_winner_are_dropped_and_made_again(
+    composed: Callable[..., DictConfig],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    field: str,
+) -> None:
+    overrides = [*FIXED, "ground_truth=none", "evaluation.num_repeats=2"]
+    run(composed(*overrides))
+    folder = folder_of(tmp_path, "fixed")
+    best = json.loads((folder / "best.json").read_text())
+    value = {"step_size": 2e-4, "batch_size": 20}[field]
+    artifacts.write_json(folder / "best.json", best | {field: value})
+    run(composed(*overrides))
+    assert "2 of 2 repeats were not made with the hyperparameters of best.json" in caplog.text
+    rows = artifacts.read_metrics(folder / "metrics.csv")
+    assert [row[field] for row in rows] == [value, value]
+    assert [row["repeat"] for row in rows] == [0, 1]
+    std = (artifacts.read_arrays(folder / "moments.npz") or ({}, {}))[0]["std"]
+    assert std.shape == (2, 3)
+
+    artifacts.write_json(folder / "best.json", best)
+    run(composed(*overrides, "stages=[tune]"))  # nothing makes them again
+    assert not artifacts.read_metrics(folder / "metrics.csv")
+    assert not (folder / "evaluation.png").exists()
+
+
+def test_a_batch_above_the_rows_in_the_winner_is_refused(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    overrides = [*FIXED, "ground_truth=none"]
+    run(composed(*overrides, "stages=[tune]"))
+    path = folder_of(tmp_path, "fixed") / "best.json"
+    artifacts.write_json(path, json.loads(path.read_text()) | {"batch_size": 401})
+    with pytest.raises(DataError, match=r"best\.json.*batch_size=401.*at most 400.*delete it"):
+        run(composed(*overrides))
+
+
+def test_a_finished_run_says_that_nothing_is_left_and_what_is_missing(
+    composed: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*FIXED, "ground_truth=none"]
+    run(composed(*overrides))
+    assert "nothing left to do" not in capsys.readouterr().out
+    path = folder_of(tmp_path, "fixed") / "tuning.csv"
+    path.unlink()
+    run(composed(*overrides))
+    shown = capsys.readouterr()
+    assert "nothing left to do" in shown.out
+    assert f"warning: {path} is missing" in shown.err
