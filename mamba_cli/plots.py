@@ -7,6 +7,7 @@ matplotlib is imported where a figure is made, because importing it takes longer
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ _PRUNED = "#9a9a9a"
 _FAINT = "#c8c8c8"
 _WARNING = "#B00020"
 _DPI = 150
+
+# Width of a letter of the heading (bold, 13 points), rounded up: a longer heading is broken.
+_LETTER_INCHES = 0.125
 
 # Rewards further than this many decades from the best one are marked at the edge: one nearly
 # divergent arm would otherwise flatten the basin that the picture is for.
@@ -174,7 +178,8 @@ def _new_figure(width: float, height: float, title: str, note: str) -> Figure:
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(w_pad=0.12, h_pad=0.06, wspace=0.03, hspace=0.0)  # type: ignore[call-arg]
-    heading = title if not note else f"{title}\n{note}"
+    wide = int(width / _LETTER_INCHES)
+    heading = "\n".join(textwrap.fill(line, wide) for line in (title, note) if line)
     figure.suptitle(heading, fontsize=13, fontweight="bold", color=_WARNING if note else "black")
     return figure
 
@@ -806,6 +811,7 @@ def _coordinates_figure(
     upper.tick_params(labelbottom=False)
     lower.axhline(0, color="black", linewidth=0.9)
     lower.set_ylabel("relative error (%)")
+    lower.set_xlabel("coordinate")
     lower.set_xticks(places, names, rotation=45 if max(map(len, names)) > 4 else 0)
     for axes in (upper, lower):
         axes.grid(True, axis="y", color="#ececec", linewidth=0.8)
@@ -864,6 +870,7 @@ def posterior_figure(
     *,
     title: str = "posterior mean and standard deviation",
     note: str = "",
+    reason: str = "",
 ) -> Figure:
     """Draw the posterior that a sampler found, where there is no ground truth to hold it to.
 
@@ -875,6 +882,8 @@ def posterior_figure(
     mean, std
         ``[num_repeats, dim]``. Repeats that are not finite are left out; the picture of no repeat
         says so.
+    reason
+        Why no repeat was usable, for the picture of none.
     """
     means, stds = np.atleast_2d(np.asarray(mean, float)), np.atleast_2d(np.asarray(std, float))
     assert means.shape == stds.shape, "a mean and a standard deviation for each coordinate"
@@ -887,7 +896,9 @@ def posterior_figure(
         )
         axes = figure.add_subplot()
         if not means.size:
-            _say_nothing_usable(axes, "no repeat was usable")
+            why = textwrap.fill(reason, 60)
+            _say_nothing_usable(axes, "\n".join(filter(None, ["no repeat was usable", why])))
+            axes.set_xticks([])
             return figure
         axes.grid(True, axis="y", color="#ececec", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -997,6 +1008,8 @@ def posterior_picture(
     *,
     title: str = "posterior mean and standard deviation",
     note: str = "",
+    reason: str = "",
 ) -> None:
     """Write the picture of ``posterior_figure`` as a PNG. Raises ``StorageError``."""
-    save_picture(posterior_figure(mean, std, title=title, note=note), path_or_buffer)
+    figure = posterior_figure(mean, std, title=title, note=note, reason=reason)
+    save_picture(figure, path_or_buffer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,25 @@ logger = logging.getLogger(__name__)
 ANOTHER_FOLDER = "with another run_dir=, or after deleting the folder"
 """How a changed configuration is run: a folder with results refuses any but its own."""
 
+_WORDS = {
+    "diverged": "diverged",
+    "frozen": "did not move",
+    "no_draws": "made too few draws",
+    "out_of_memory": "ran out of memory",
+}
+"""What became of an arm of each status."""
+
+_ADVICE = {
+    "diverged": "smaller step sizes",
+    "frozen": "larger step sizes",
+    "no_draws": "a larger tuner.longest_arm_s",
+    "out_of_memory": "smaller batches or a smaller tuner.max_draws",
+}
+"""What makes arms usable that failed with each status."""
+
+LARGE_ERROR = 0.5
+"""A relative error of the posterior standard deviations that is pointed out."""
+
 _SHOWN = {
     "ksd": ("KSD", "{:.4g}", 1.0),
     "relative_std_error": ("relative sd error", "{:.2f} %", 100.0),
@@ -42,23 +63,33 @@ def title_of(settings: RunSettings) -> str:
     return f"{model}, {sampler}, {tuner}, seed {settings.seed}"
 
 
-def all_failed(tuning: Tuning, path: Path) -> str:
+def all_failed(tuning: Tuning, settings: RunSettings, path: Path) -> str:
     """The message of a tuning without a winner, whose table is at ``path``."""
+    advice_for = dict(_ADVICE)
+    if isinstance(settings.tuner, GridSettings):
+        advice_for["no_draws"] = "a larger tuner.num_iterations"
     last = {record.arm: record for record in tuning.records}
-    counts: dict[str, int] = {}
-    for record in last.values():
-        counts[record.status] = counts.get(record.status, 0) + 1
-    listed = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    example = next(record for record in last.values() if record.status != "ok")
+    failed = [record for record in last.values() if record.status != "ok"]
+    counts = Counter(record.status for record in failed)
+    listed = ", ".join(f"{counts[s]} {_words(s)}" for s in sorted(counts))
+    advice = " and ".join(advice_for.get(s, "a larger budget") for s in sorted(counts))
+    example = failed[0]
     return (
-        f"no arm was usable ({listed} of {len(last)}), so there is no winner; for example "
+        f"no arm was usable (of {len(last)}: {listed}), so there is no winner; for example "
         f"h={example.step_size:g}, n={example.batch_size}: {example.reason}. Every arm and its "
-        f"reason stand in {path}; try smaller step sizes, or a larger budget, {ANOTHER_FOLDER}"
+        f"reason stand in {path}; try {advice}, {ANOTHER_FOLDER}"
     )
 
 
-def winner_lines(best: Mapping[str, Any], reward: AnyReward | None) -> list[tuple[str, str]]:
-    """The rows of the closing table that name the winner."""
+def _words(status: str) -> str:
+    return _WORDS.get(status, status.replace("_", " "))
+
+
+def winner_lines(
+    best: Mapping[str, Any], settings: RunSettings, reward: AnyReward | None
+) -> list[tuple[str, str]]:
+    """The rows of the closing table that name the winner; whether it is at an end of the grid."""
+    tuner = settings.tuner
     length = int(best["num_integration_steps"])
     lines = [
         ("step size h", f"{best['step_size']:.4g} (10^{np.log10(best['step_size']):.2f})"),
@@ -67,7 +98,14 @@ def winner_lines(best: Mapping[str, Any], reward: AnyReward | None) -> list[tupl
     if length > 1:
         lines.append(("integration steps L", str(length)))
     if best.get("reward") is not None:
-        lines.append((f"reward ({reward.name if reward else 'metric'})", f"{best['reward']:.4g}"))
+        metric = tuner.metric if isinstance(tuner, GridSettings) else "metric"
+        name = reward.name if reward else metric
+        lines.append((f"reward ({name})", f"{best['reward']:.4g}"))
+    steps = () if isinstance(tuner, FixedSettings) else tuner.grid.step_sizes
+    if len(steps) > 1:
+        for end, step_size in (("smallest", min(steps)), ("largest", max(steps))):
+            if math.isclose(best["step_size"], step_size, rel_tol=1e-9):
+                lines.append(("note", f"the step size is the {end} of the grid"))
     return lines
 
 
@@ -82,6 +120,10 @@ def metric_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             if len(values) > 1:
                 text += " +- " + form.format(np.std(values, ddof=1))
             lines.append((name, text))
+    errors = [float(row.get("relative_std_error", 0.0)) for row in usable]
+    if max(errors, default=0.0) > LARGE_ERROR:
+        far = f"the posterior sds are {100 * max(errors):.0f} % off those of NUTS"
+        lines.append(("note", far + (" in the worst repeat" if len(usable) > 1 else "")))
     if len(usable) < len(rows):
         lines.append(("failed repeats", f"{len(rows) - len(usable)} of {len(rows)}"))
     return lines
@@ -119,7 +161,12 @@ def draw_tuning(
 
 
 def draw_evaluation(
-    folder: RunFolder, settings: RunSettings, moments: Moments, *, again: bool
+    folder: RunFolder,
+    settings: RunSettings,
+    moments: Moments,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    again: bool,
 ) -> None:
     """``evaluation.png``: the repeats against the ground truth, or alone where there is none."""
     if not len(moments.std):
@@ -129,8 +176,15 @@ def draw_evaluation(
 
     def draw(path: Path) -> None:
         if moments.reference_std is None or not usable.any():
-            title_here = f"{title}: posterior"
-            plots.posterior_picture(moments.mean, moments.std, path, title=title_here, note=note)
+            failed = [row for row in rows if row.get("status") != "ok"]
+            plots.posterior_picture(
+                moments.mean,
+                moments.std,
+                path,
+                title=f"{title}: posterior",
+                note=note,
+                reason=f"{_words(failed[0]['status'])}: {failed[0]['reason']}" if failed else "",
+            )
         else:
             plots.evaluation_picture(
                 moments.reference_std,

@@ -164,7 +164,7 @@ class Run:
                 assert best is not None
                 rows = self.evaluate(bench, best, rows)
         self._draw_tuning(again=False)
-        report.draw_evaluation(self.folder, self.settings, self.moments, again=unfinished)
+        report.draw_evaluation(self.folder, self.settings, self.moments, rows, again=unfinished)
         if unfinished:
             self.ledger.write(finished=True)
         self.folder.drop_checkpoint(mamba.CHECKPOINT)
@@ -281,7 +281,9 @@ class Run:
         if tuning.winner is None:
             self._draw_tuning(again=True)
             self.ledger.write(finished=True)
-            raise NothingUsableError(report.all_failed(tuning, self.folder.tuning_path))
+            raise NothingUsableError(
+                report.all_failed(tuning, self.settings, self.folder.tuning_path)
+            )
         num_data, num_arm_data = bench.model.num_data, arms_bench.model.num_data
         # The same share of the rows, where the arms had fewer.
         batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
@@ -397,7 +399,7 @@ class Run:
         """The closing table; an evaluation without a usable repeat is an error."""
         lines: list[tuple[str, str]] = []
         if best is not None:
-            lines += report.winner_lines(best, self.parts.reward)
+            lines += report.winner_lines(best, self.settings, self.parts.reward)
         lines += report.metric_lines(rows)
         done = " (finished before; nothing left to do)" if idle else ""
         lines += [("time", duration(self.ledger.elapsed_s) + done)]

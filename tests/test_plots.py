@@ -373,6 +373,7 @@ def test_the_evaluation_picture_by_coordinate() -> None:
     np.testing.assert_allclose(errors, [[10, 0, -50], [0, 50, math.nan]], atol=1e-9)
     assert [label.get_text() for label in lower.get_xticklabels()] == ["a", "b", "long name"]
     assert "1 not finite, left out" in figure.get_suptitle()
+    assert lower.get_xlabel() == "coordinate"
     assert_nothing_overlaps(figure)
 
 
@@ -408,6 +409,24 @@ def test_the_posterior_in_many_coordinates_is_a_cloud_and_none_is_said() -> None
     assert len(cloud.get_xdata()) == 500
     nothing = plots.posterior_figure(np.full((1, 3), math.nan), np.ones((1, 3)))
     assert "no repeat was usable" in texts(nothing)
+
+
+def test_the_picture_of_a_failed_chain_says_why_under_its_whole_title() -> None:
+    title = "logreg, sghmc_cv, mamba_ksd, seed 1234567: posterior standard deviations, " * 2
+    why = "diverged: the position is not finite at step 12,345 of a chain of 100,000 steps"
+    figure = plots.posterior_figure(
+        np.full((1, 3), math.nan), np.ones((1, 3)), title=title, note="note", reason=why
+    )
+    assert why in texts(figure).replace("\n", " ")
+    assert [*title.split(), "note"] == figure.get_suptitle().split()
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    (said,) = axes.texts
+    for text in (figure._suptitle, said):  # type: ignore[attr-defined]
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+    assert said.get_window_extent().y1 < figure._suptitle.get_window_extent().y0  # type: ignore[attr-defined]
 
 
 def test_huge_errors_are_counted_in_the_last_bar() -> None:

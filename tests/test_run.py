@@ -18,7 +18,8 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from mamba_cli import artifacts, plots
+from mamba_cli import artifacts, plots, report
+from mamba_cli.config import settings_from
 from mamba_cli.errors import ConfigError, DataError, NothingUsableError
 from mamba_cli.run import run
 from mamba_cli.tuners.halving import schedule
@@ -166,11 +167,26 @@ def test_a_run_writes_every_file_and_a_second_one_changes_none(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "status", "reason"),
+    ("overrides", "status", "reason", "message"),
     [
-        (["tuner.grid.step_size=[1e6,1e7]"], "diverged", "not finite at step"),
-        (["tuner.longest_arm_s=1e-7"], "no_draws", "2 are needed"),
-        (["tuner.grid.step_size=[1e-30,1e-29]"], "frozen", "too small to move"),
+        (
+            ["tuner.grid.step_size=[1e6,1e7]"],
+            "diverged",
+            "not finite at step",
+            "2 diverged.*try smaller step sizes",
+        ),
+        (
+            ["tuner.longest_arm_s=1e-7"],
+            "no_draws",
+            "2 are needed",
+            r"9 made too few draws.*try a larger tuner\.longest_arm_s",
+        ),
+        (
+            ["tuner.grid.step_size=[1e-30,1e-29]"],
+            "frozen",
+            "too small to move",
+            "2 did not move.*try larger step sizes",
+        ),
     ],
 )
 def test_without_a_usable_arm_there_is_a_table_of_reasons_and_no_winner(
@@ -179,9 +195,11 @@ def test_without_a_usable_arm_there_is_a_table_of_reasons_and_no_winner(
     overrides: list[str],
     status: str,
     reason: str,
+    message: str,
 ) -> None:
-    with pytest.raises(NothingUsableError, match=f"{status}.*tuning.csv"):
+    with pytest.raises(NothingUsableError, match=message) as raised:
         run(composed(*NO_TRUTH, *overrides))
+    assert "tuning.csv" in str(raised.value)
     folder = folder_of(tmp_path)
     records = artifacts.read_tuning(folder / "tuning.csv")
     assert {record.status for record in records} == {status}
@@ -599,3 +617,36 @@ def test_a_finished_run_says_that_nothing_is_left_and_what_is_missing(
     shown = capsys.readouterr()
     assert "nothing left to do" in shown.out
     assert f"warning: {path} is missing" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("step_size", "notes"),
+    [
+        (1e-6, ["the step size is the smallest of the grid"]),
+        (1e-2, ["the step size is the largest of the grid"]),
+        (1e-4, []),
+    ],
+)
+def test_the_closing_table_says_where_the_grid_ends_and_names_the_metric(
+    composed: Callable[..., DictConfig], step_size: float, notes: list[str]
+) -> None:
+    overrides = [o for o in NO_TRUTH if not o.startswith(("tuner.longest", "tuner.max"))]
+    settings = settings_from(composed("tuner=grid", *overrides))
+    best = {"step_size": step_size, "batch_size": 40, "batch_percent": 10.0}
+    best |= {"num_integration_steps": 1, "reward": 0.5}
+    lines = report.winner_lines(best, settings, None)
+    assert [value for name, value in lines if name == "note"] == notes
+    assert ("reward (log_loss)", "0.5") in lines
+    fixed = settings_from(composed(*FIXED))
+    assert "note" not in dict(report.winner_lines(best, fixed, None))
+
+
+def test_the_closing_table_says_when_the_deviations_are_far_off() -> None:
+    def note(*errors: float | None) -> str | None:
+        rows = [{"status": "ok", "relative_std_error": e} for e in errors if e is not None]
+        return dict(report.metric_lines([*rows, {"status": "ok"}][: len(errors)])).get("note")
+
+    assert note(0.571) == "the posterior sds are 57 % off those of NUTS"
+    assert note(0.1, 0.9) == "the posterior sds are 90 % off those of NUTS in the worst repeat"
+    assert note(0.5) is None
+    assert note(None) is None
