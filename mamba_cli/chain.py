@@ -40,6 +40,9 @@ CLOSE_ENOUGH = 0.005
 SHARE_PER_DISPATCH = 0.75
 """Share of the remaining time that one dispatch aims for: the last ones are short."""
 
+AFTER_BURN_IN = 2**32 - 1
+"""Folded into a chain's key when its draws are forgotten; no step has this number."""
+
 MAX_STEPS_PER_DISPATCH = 1 << 17
 """Bounds the number of float32 terms in the in-loop sums, which are float64 between dispatches."""
 
@@ -175,6 +178,22 @@ class Chain:
         cut: dict[str, Any] = dict(zip(("positions", "gradients"), buffers, strict=True))
         carry = self.carry._replace(stride=jnp.int32(stride), **cut)
         return replace(self, carry=jax.tree.map(np.array, carry))
+
+    def without_draws(self) -> Chain:
+        """The same chain with no draw made yet: what came before was burn-in.
+
+        Position, auxiliary variables and ``elapsed_s`` stay. Steps are counted anew, with keys
+        of their own; moments are taken about the position here.
+        """
+        key = jax.random.wrap_key_data(jnp.asarray(self.carry.key_data))
+        carry = self.carry._replace(
+            key_data=jax.random.key_data(jax.random.fold_in(key, AFTER_BURN_IN)),
+            # A copy, because a carry is donated and may hold no buffer twice.
+            origin=jnp.array(self.carry.sampler.position, copy=True),
+            step=jnp.int32(0),
+            stride=jnp.int32(1),
+        )
+        return replace(self, carry=carry, sums=jax.tree.map(np.zeros_like, self.sums))
 
 
 class ChainProgram:

@@ -44,7 +44,7 @@ TOP_LEVEL_KEYS = (
 )
 
 # The parts of a model's file; every other key of it is an argument of the posterior.
-MODEL_PARTS = ("name", "posterior", "tuning", "budgets")
+MODEL_PARTS = ("name", "posterior", "tuning", "budgets", "burn_in_fraction", "map", "ground_truth")
 
 # What makes the size of a run, and where a model's budget has it. The number of repeats is not
 # here: more of them are not another experiment.
@@ -56,6 +56,7 @@ SIZE_KEYS = {
     "evaluation.max_draws": "evaluation_max_draws",
     "ground_truth.num_draws": "ground_truth_draws",
     "ground_truth.num_warmup": "ground_truth_warmup",
+    "model.map.phases": "map_phases",
 }
 
 # The paper's heuristic (appendix on tuning methods); also where `fixed` is left open.
@@ -189,12 +190,35 @@ class SamplerSettings:
 
 
 @dataclass(frozen=True)
+class AdamPhaseSettings:
+    """One phase of the search for the MAP; ``batch_size`` is ``None`` for all rows."""
+
+    num_steps: int
+    batch_size: int | None
+    learning_rate: float
+    final_learning_rate: float
+
+
+@dataclass(frozen=True)
+class MapSearchSettings:
+    """The search for the MAP; ``None`` leaves a setting at its default."""
+
+    seed: int = 0
+    phases: tuple[AdamPhaseSettings, ...] | None = None
+    max_lbfgs_iterations: int | None = None
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
-    """The chains of the chosen hyperparameters: seconds each, how many, draws scored."""
+    """The chains of the chosen hyperparameters: seconds each, how many, draws scored.
+
+    The draws of the first ``burn_in_fraction`` of the seconds are dropped.
+    """
 
     budget_s: float
     num_repeats: int
     max_draws: int
+    burn_in_fraction: float
 
 
 @dataclass(frozen=True)
@@ -205,6 +229,7 @@ class GroundTruthSettings:
     num_warmup: int
     num_chains: int
     whiten: bool
+    criterion: str  # positions | predictions
     max_r_hat: float
     min_ess: float
     recompute: bool
@@ -227,6 +252,7 @@ class RunSettings:
     model: str
     sampler: SamplerSettings
     tuner: TunerSettings
+    map_search: MapSearchSettings
     evaluation: EvaluationSettings
     ground_truth: GroundTruthSettings | None
 
@@ -266,6 +292,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         model=model.text("name"),
         sampler=sampler,
         tuner=tuner,
+        map_search=_map_search(model),
         evaluation=_evaluation(root.section("evaluation")),
         ground_truth=_ground_truth(root.section("ground_truth")),
     )
@@ -506,8 +533,9 @@ def _has_paper_sizes(root: _Section) -> bool:
         return False
     sizes = SIZE_KEYS | {f"model.{name}": name for name in root.section("model").values}
     for key, size in sizes.items():
-        section, _, name = key.partition(".")
-        given = root.section(section).values.get(name)
+        given: Any = root.values
+        for part in key.split("."):
+            given = given.get(part) if isinstance(given, Mapping) else None
         if size in paper and given is not None and given != paper[size]:
             return False
     return True
@@ -561,9 +589,7 @@ def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -
     section.refuse_unknown(
         ("name", "method", "num_iterations", "noise_scale", "metric", "max_draws", "grid")
     )
-    noise_scale = _real(section.key("noise_scale"), section.get("noise_scale"), "at least 0")
-    if noise_scale < 0.0:
-        raise _refusal(section.key("noise_scale"), noise_scale, "a finite number, at least 0")
+    noise_scale = _at_least_zero(section.key("noise_scale"), section.get("noise_scale"))
     return GridSettings(
         name=section.text("name"),
         num_iterations=section.integer("num_iterations", at_least=1),
@@ -654,9 +680,42 @@ def _refuse_unused_integration_steps(
         )
 
 
+def _map_search(model: _Section) -> MapSearchSettings:
+    if "map" not in model.values:
+        return MapSearchSettings()
+    section = model.section("map")
+    section.refuse_unknown(("seed", "phases", "max_lbfgs_iterations"))
+    return MapSearchSettings(
+        seed=section.integer("seed", at_least=0, at_most=LARGEST_SEED),
+        phases=section.each("phases", _adam_phase),
+        max_lbfgs_iterations=section.integer("max_lbfgs_iterations", at_least=0),
+    )
+
+
+def _adam_phase(key: str, value: Any) -> AdamPhaseSettings:
+    names = ("num_steps", "batch_size", "learning_rate", "final_learning_rate")
+    if not isinstance(value, Mapping):
+        raise _refusal(key, value, f"a group of {', '.join(names)}")
+    section = _Section(key, value)
+    section.refuse_unknown(names)
+    rows, final = section.get("batch_size"), section.get("final_learning_rate")
+    final_key = section.key("final_learning_rate")
+    return AdamPhaseSettings(
+        num_steps=section.integer("num_steps", at_least=1),
+        batch_size=None if rows is None else section.integer("batch_size", at_least=1),
+        learning_rate=section.above_zero("learning_rate"),
+        final_learning_rate=_at_least_zero(final_key, final),
+    )
+
+
 def _evaluation(section: _Section) -> EvaluationSettings:
-    section.refuse_unknown(("budget_s", "num_repeats", "max_draws"))
+    section.refuse_unknown(("budget_s", "num_repeats", "max_draws", "burn_in_fraction"))
+    key, value = section.key("burn_in_fraction"), section.get("burn_in_fraction")
+    burn_in_fraction = _real(key, value, "at least 0 and below 1")
+    if not 0.0 <= burn_in_fraction < 1.0:
+        raise _refusal(key, value, "a number, at least 0 and below 1")
     return EvaluationSettings(
+        burn_in_fraction=burn_in_fraction,
         budget_s=section.above_zero("budget_s"),
         num_repeats=section.integer("num_repeats", at_least=1),
         max_draws=section.integer("max_draws", at_least=2),
@@ -674,6 +733,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
             "num_warmup",
             "num_chains",
             "whiten",
+            "criterion",
             "max_r_hat",
             "min_ess",
             "recompute",
@@ -695,6 +755,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
         num_warmup=section.integer("num_warmup", at_least=1),
         num_chains=num_chains,
         whiten=section.flag("whiten"),
+        criterion=section.choice("criterion", ("positions", "predictions")),
         max_r_hat=max_r_hat,
         min_ess=section.above_zero("min_ess"),
         recompute=section.flag("recompute"),
@@ -736,6 +797,13 @@ def _step_size(key: str, value: Any) -> float:
     if not SMALLEST_STEP_SIZE <= number <= LARGEST_STEP_SIZE:
         allowed = f"from {SMALLEST_STEP_SIZE:g} to {LARGEST_STEP_SIZE:g} (single precision)"
         raise _refusal(key, value, allowed)
+    return number
+
+
+def _at_least_zero(key: str, value: Any) -> float:
+    number = _real(key, value, "at least 0")
+    if number < 0.0:
+        raise _refusal(key, value, "a finite number, at least 0")
     return number
 
 

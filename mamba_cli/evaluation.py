@@ -99,15 +99,18 @@ def evaluate(
     budget_s: float,
     max_draws: int,
     rng_key: Array,
+    burn_in_fraction: float = 0.0,
     reference_std: np.ndarray | None = None,
     reporter: Reporter | None = None,
 ) -> Evaluation:
     """Run a chain from the MAP for ``budget_s`` seconds and score it.
 
-    Standard deviations are those of *all* draws. KSD (IMQ kernel, c = 1, beta = -1/2, gradients
-    over all rows) and the posterior predictive are of at most ``max_draws`` draws, evenly
-    spaced over the chain. A chain that fails has empty metrics, a status and a reason; so has one
-    for which there is not enough memory.
+    The draws of the first ``burn_in_fraction`` of the seconds are dropped; all that follows
+    speaks of the draws after them. Standard deviations are those of *all* draws. KSD (IMQ
+    kernel, c = 1, beta = -1/2, gradients over all rows), the posterior predictive and the mean
+    squared error of draws are of at most ``max_draws`` draws, evenly spaced over the chain. A
+    chain that fails has empty metrics, a status and a reason; so has one for which there is not
+    enough memory.
 
     Parameters
     ----------
@@ -121,6 +124,8 @@ def evaluate(
         Thinned draws for the discrepancy and the prediction.
     rng_key
         Key of the chain.
+    burn_in_fraction
+        In [0, 1).
     reference_std
         Standard deviations of the ground truth, ``[dim]``, if there is one.
     reporter
@@ -132,13 +137,25 @@ def evaluate(
     try:
         program, _ = bench.program(hyperparameters.batch_size)
         chain = program.start(rng_key, bench.start, hyperparameters)
-        chain = _sampled(bench, program, chain, budget_s, reporter).compact()
+        reporter.start("evaluation", budget_s, "s")
+        try:
+            if burn_in_fraction > 0:
+                chain = _sampled(bench, program, chain, burn_in_fraction * budget_s, reporter)
+                if chain.nonfinite_step is None:
+                    row |= {"burn_in_s": chain.elapsed_s, "num_burn_in_steps": chain.num_steps}
+                    chain = chain.without_draws()
+            chain = _sampled(bench, program, chain, budget_s, reporter)
+        finally:
+            reporter.finish()
+        chain = chain.compact()
         row |= {
             "num_samples": chain.num_draws,
             "elapsed_s": chain.elapsed_s,
             "num_steps": chain.num_steps,
         }
         row |= _scored(bench, chain, max_draws, reference_std)
+        if chain.nonfinite_step is not None and row["num_burn_in_steps"]:
+            row["reason"] += f" after {row['num_burn_in_steps']} steps of burn-in"
         if row["status"] != "ok":
             return Evaluation(row, nothing, nothing)
         return Evaluation(row, chain.mean, chain.std)
@@ -150,25 +167,24 @@ def evaluate(
 
 
 def _sampled(
-    bench: Workbench, program: ChainProgram, chain: Chain, budget_s: float, reporter: Reporter
+    bench: Workbench, program: ChainProgram, chain: Chain, end_s: float, reporter: Reporter
 ) -> Chain:
-    """``chain`` after ``budget_s`` seconds, or up to where it diverged."""
-    reporter.start("evaluation", budget_s, "s")
+    """``chain`` continued until its own seconds are ``end_s``, or up to where it diverged."""
+    began_s = chain.elapsed_s
     pieces_s = SECONDS_PER_ADVANCE
     try:
         while chain.nonfinite_step is None:
-            remaining_s = budget_s - chain.elapsed_s
+            remaining_s = end_s - chain.elapsed_s
             pieces = max(1, round(remaining_s / pieces_s))
             steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
             chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
-            reporter.update(min(chain.elapsed_s, budget_s) - min(elapsed_before_s, budget_s))
-            if pieces == 1 or chain.elapsed_s >= budget_s:
+            reporter.update(min(chain.elapsed_s, end_s) - min(elapsed_before_s, end_s))
+            if pieces == 1 or chain.elapsed_s >= end_s:
                 break
             if chain.num_steps == steps_before:
                 pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
     finally:
-        reporter.finish()
-        bench.seconds.sampling += chain.elapsed_s
+        bench.seconds.sampling += chain.elapsed_s - began_s
     return chain
 
 
@@ -183,6 +199,8 @@ def _empty_row(bench: Workbench, hyperparameters: Hyperparameters) -> dict[str, 
         "elapsed_s": 0.0,
         "num_steps": 0,
         "num_scored": 0,
+        "burn_in_s": 0.0,
+        "num_burn_in_steps": 0,
     }
 
 
@@ -201,6 +219,9 @@ def _scored(
     gradients_s = bench.clock() - began
     row: dict[str, Any] = {"ksd": ksd(positions, scores)}
     row |= bench.model.predictive_metrics(bench.posterior_predictive(positions))
+    mse_of_draws = bench.mse_of_draws(positions)
+    if mse_of_draws is not None:
+        row["mse_of_draws"] = mse_of_draws
     bench.seconds.gradients += gradients_s
     bench.seconds.reward += bench.clock() - began - gradients_s
     if reference_std is not None:

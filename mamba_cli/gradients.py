@@ -23,7 +23,14 @@ import numpy as np
 from jax import lax
 
 from mamba_cli.minibatch import gather
-from mamba_cli.types import Array, HasLogLikelihoods, Model, PyTree, Selection
+from mamba_cli.types import (
+    Array,
+    HasFullLikelihood,
+    HasLogLikelihoods,
+    Model,
+    PyTree,
+    Selection,
+)
 
 BLOCK_ROWS = 1024
 """Rows per block of a pass over all data: a block and its logits stay in the cache."""
@@ -34,6 +41,9 @@ MIN_MINIBATCH_BLOCK_ROWS = 2048
 
 CHUNKS = (16, 32)
 """Positions whose full-data gradients share one pass over the rows."""
+
+MAX_SHARED_DIM = 1_000
+"""Largest dimension in which they do."""
 
 
 class EstimateFn(Protocol):
@@ -124,14 +134,43 @@ def sum_over_minibatch(function: Callable[[PyTree], PyTree], minibatch: PyTree) 
     return sum_over_blocks(of_block, indices, block_rows - block_rows % 128)
 
 
+def all_data(model: Model) -> PyTree:
+    """What functions of all rows take as their data: ``full_data`` where a model has it."""
+    return model.full_data if isinstance(model, HasFullLikelihood) else model.data
+
+
+def over_all_rows(
+    model: Model, of_log_likelihood: Callable[[Callable[[Array], Array]], PyTree], data: PyTree
+) -> PyTree:
+    """``of_log_likelihood(l)`` with l(theta) the log likelihood of all rows.
+
+    ``of_log_likelihood`` must be linear in l: a value, a gradient, a product with the Hessian.
+    It is then summed over blocks of rows, unless the model has a likelihood of all rows in one
+    piece. ``data`` is ``all_data(model)``, an argument so that no program captures it.
+    """
+    if isinstance(model, HasFullLikelihood):
+        return of_log_likelihood(lambda position: model.full_log_likelihood(position, data))
+
+    def of_block(block: PyTree) -> PyTree:
+        return of_log_likelihood(lambda position: model.log_likelihood(position, block))
+
+    return sum_over_blocks(of_block, data)
+
+
 def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
     """A function from positions ``[m, dim]`` to the full-data gradients there, ``[m, dim]``.
 
-    The data are read once per chunk of positions, in blocks of rows, so that m gradients
-    cost far less than m passes over memory. Two programs, for chunks of ``CHUNKS``
+    In low dimension the data are read once per chunk of positions, in blocks of rows, so that
+    m gradients cost far less than m passes over memory. Two programs, for chunks of ``CHUNKS``
     positions, serve every m: the last chunk is padded. Blocks are too small for XLA to
     share them among cores, so each core is given a range of blocks in a thread of its own.
+
+    Above ``MAX_SHARED_DIM`` the arithmetic of one gradient outweighs the reading, and XLA shares
+    its products: positions are taken one by one, by one program without padding, in the memory
+    of one block of rows.
     """
+    if model.dim > MAX_SHARED_DIM or isinstance(model, HasFullLikelihood):
+        return _one_by_one(model)
     one_by_one = jax.vmap(model.log_likelihood, in_axes=(0, None))
     together = model.log_likelihoods if isinstance(model, HasLogLikelihoods) else one_by_one
     likelihood_gradients = jax.grad(lambda positions, rows: jnp.sum(together(positions, rows)))
@@ -172,6 +211,27 @@ def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
         return np.concatenate(results)
 
     return gradients
+
+
+def _one_by_one(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
+    of_position = jax.jit(partial(full_gradient, model))
+    data = all_data(model)
+
+    def gradients(positions: Array | np.ndarray) -> np.ndarray:
+        on_host = np.asarray(positions, np.float32)
+        return np.stack([np.asarray(of_position(position, data)) for position in on_host])
+
+    return gradients
+
+
+def full_gradient(model: Model, position: Array, data: PyTree) -> Array:
+    """Gradient of the log posterior over all rows, ``[dim]``; ``data`` is ``all_data(model)``."""
+
+    def at_position(function: Callable[[Array], Array]) -> Array:
+        return jax.grad(function)(position)
+
+    likelihood: Array = over_all_rows(model, at_position, data)
+    return at_position(model.log_prior) + likelihood
 
 
 def available_cores() -> int:

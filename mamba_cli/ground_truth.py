@@ -11,7 +11,13 @@ by row before anything is summed:
     U(z) = -sum_i [l_i(m + A z) - l_i(m)] - [log p(m + A z) - log p(m)].
 
 One pass over the data gives value and gradient, for all chains: the rows come in blocks that stay
-in the cache while one chain after the other uses them.
+in the cache while one chain after the other uses them. Where a model has its likelihood of all rows
+in one piece, that is taken instead, and chains move one after the other: none waits for another's
+longer trajectory.
+
+Coordinates of a model with symmetries (matrix factorisation: sign and order of the latent
+dimensions) differ between chains that agree on everything the data can tell. There R-hat and ESS
+of the predictions and of the log posterior decide; those of the coordinates are reported beside.
 """
 
 from __future__ import annotations
@@ -38,10 +44,10 @@ from jax.custom_batching import custom_vmap
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import hmc
 
-from mamba_cli import artifacts, map_estimate
+from mamba_cli import artifacts, gradients, map_estimate
 from mamba_cli.errors import ConfigError, NothingUsableError, StorageError
 from mamba_cli.map_estimate import RowBlocks
-from mamba_cli.types import Array, Model, PyTree, Reporter, SilentReporter
+from mamba_cli.types import Array, HasFullLikelihood, Model, PyTree, Reporter, SilentReporter
 
 ALGORITHM_VERSION = 1
 """Part of the digest: raised when the draws would follow another law, or moments be others."""
@@ -54,6 +60,11 @@ SECONDS_BETWEEN_LOOKS = 2.0
 
 MAX_DENSE_DIM = 1000
 """Above this a Hessian is too large: chains start from an isotropic spread, unwhitened."""
+
+CRITERIA = ("positions", "predictions")
+
+DIAGNOSED_TOGETHER = 2048
+"""Coordinates whose R-hat and ESS are computed at once: bounds the memory they take."""
 
 SILENT = SilentReporter()
 
@@ -88,6 +99,9 @@ class NutsSettings:
     max_r_hat, min_ess
         Largest split R-hat and smallest bulk or tail effective sample size, over all coordinates,
         of a result that may be used.
+    criterion
+        What ``max_r_hat`` and ``min_ess`` are asked of: ``positions``, every coordinate, or
+        ``predictions``, those for the test inputs and the log posterior.
     block_draws
         Draws per chain between two checkpoints. Changes no draw.
     max_stored_bytes
@@ -104,8 +118,9 @@ class NutsSettings:
     start_scale: float = 1.5
     max_r_hat: float = 1.01
     min_ess: float = 400.0
+    criterion: str = "positions"
     block_draws: int = 50
-    max_stored_bytes: int = 512 * 1024**2
+    max_stored_bytes: int = 256 * 1024**2
 
     def __post_init__(self) -> None:
         _require("num_chains", self.num_chains, self.num_chains >= 2, "an integer, at least 2")
@@ -126,6 +141,12 @@ class NutsSettings:
             self.max_tree_depth >= 1,
             "an integer, at least 1",
         )
+        _require(
+            "criterion",
+            self.criterion,
+            self.criterion in CRITERIA,
+            " or ".join(CRITERIA),
+        )
         _require("target_accept", self.target_accept, 0 < self.target_accept < 1, "between 0 and 1")
 
     @property
@@ -136,7 +157,10 @@ class NutsSettings:
 DEFAULT_SETTINGS = NutsSettings()
 
 # Settings that decide whether a result is good enough, or when it is saved; not which it is.
-_WITHOUT_EFFECT = ("max_r_hat", "min_ess", "block_draws", "max_stored_bytes")
+_WITHOUT_EFFECT = ("max_r_hat", "min_ess", "criterion", "block_draws", "max_stored_bytes")
+
+
+NOTHING = np.zeros(0)
 
 
 class GroundTruth(NamedTuple):
@@ -165,6 +189,14 @@ class GroundTruth(NamedTuple):
     ess_per_s: float
     digest: str
     provenance: dict[str, Any]
+    # Of the predictions for the test inputs [num_test], with the criterion "predictions".
+    prediction_mean: np.ndarray = NOTHING
+    prediction_std: np.ndarray = NOTHING
+    prediction_r_hat: np.ndarray = NOTHING
+    prediction_ess_bulk: np.ndarray = NOTHING
+    prediction_ess_tail: np.ndarray = NOTHING
+    log_density_r_hat: float | None = None
+    log_density_ess: float | None = None  # the smaller of bulk and tail
 
 
 def digest(model: Model, settings: NutsSettings) -> str:
@@ -205,9 +237,10 @@ class Target(NamedTuple):
 
     centre: Array  # [dim]
     matrix: Array | None  # [dim, dim]
-    blocks: RowBlocks
-    row_reference: Array  # [num_blocks, block_rows], log likelihood of each row at the centre
-    prior_reference: Array  # [], log prior at the centre
+    blocks: RowBlocks | None  # None where there is a likelihood of all rows in one piece
+    row_reference: Array | None  # [num_blocks, block_rows], log likelihood of rows at the centre
+    prior_reference: Array  # [], log prior at the centre; without blocks the log posterior
+    full_data: PyTree = None  # what the likelihood of all rows reads
 
 
 def laplace_matrix(hessian: np.ndarray) -> np.ndarray:
@@ -230,10 +263,15 @@ def laplace_matrix(hessian: np.ndarray) -> np.ndarray:
     return np.linalg.inv(factor).T
 
 
-def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks) -> Target:
+def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks | None) -> Target:
     """The potential's arrays for positions around ``coordinates.centre``."""
     centre = jnp.asarray(coordinates.centre)
     matrix = None if coordinates.matrix is None else jnp.asarray(coordinates.matrix)
+    if isinstance(model, HasFullLikelihood):
+        data = model.full_data
+        log_posterior = jax.jit(partial(_log_posterior, model))(centre, data)
+        return Target(centre, matrix, None, None, log_posterior, data)
+    assert blocks is not None, "needed where the likelihood is one of rows"
 
     @jax.jit
     def reference(centre: Array, columns: PyTree) -> Array:
@@ -244,6 +282,16 @@ def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks) -> Ta
     return Target(centre, matrix, blocks, rows, jnp.asarray(model.log_prior(centre)))
 
 
+def _log_posterior(model: Model, position: Array, data: PyTree) -> Array:
+    """Log posterior over all rows, ``data`` as of ``gradients.all_data``."""
+
+    def value(function: Callable[[Array], Array]) -> Array:
+        return function(position)
+
+    likelihood: Array = gradients.over_all_rows(model, value, data)
+    return likelihood + model.log_prior(position)
+
+
 def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Array, Array]:
     """U ``[num_chains]`` and dU/dz ``[num_chains, dim]`` at ``z`` ``[num_chains, dim]``, one pass.
 
@@ -252,6 +300,12 @@ def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Ar
     """
     shift = z if target.matrix is None else z @ target.matrix.T
     positions = target.centre + shift
+    if target.blocks is None:
+        of_position = jax.value_and_grad(partial(_log_posterior, model))
+        results = [of_position(position, target.full_data) for position in positions]
+        values, slopes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+        slopes = slopes if target.matrix is None else slopes @ target.matrix
+        return target.prior_reference - values, -slopes
 
     def log_likelihoods(block: tuple[RowBlocks, Array]) -> PyTree:
         def likelihood(position: Array) -> Array:
@@ -264,8 +318,8 @@ def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Ar
     (likelihood, gradient), _ = map_estimate.compensated_sum(log_likelihoods, blocks)
     prior, prior_gradient = jax.vmap(jax.value_and_grad(model.log_prior))(positions)
     values = likelihood + (prior - target.prior_reference)
-    gradients = gradient + prior_gradient
-    return -values, -(gradients if target.matrix is None else gradients @ target.matrix)
+    slopes = gradient + prior_gradient
+    return -values, -(slopes if target.matrix is None else slopes @ target.matrix)
 
 
 def potential_fn(model: Model, target: Target) -> Callable[[Array], Array]:
@@ -276,8 +330,8 @@ def potential_fn(model: Model, target: Target) -> Callable[[Array], Array]:
 
     @custom_vmap
     def value_and_gradient(z: Array, target: Target) -> tuple[Array, Array]:
-        values, gradients = potentials_and_gradients(model, target, z[None])
-        return values[0], gradients[0]
+        values, slopes = potentials_and_gradients(model, target, z[None])
+        return values[0], slopes[0]
 
     @value_and_gradient.def_vmap
     def _all_chains(
@@ -398,7 +452,8 @@ def sample(
     StorageError
         A block could not be saved.
     """
-    blocks = map_estimate.row_blocks(model.data, model.num_data)
+    in_one_piece = isinstance(model, HasFullLikelihood)
+    blocks = None if in_one_piece else map_estimate.row_blocks(model.data, model.num_data)
     saved = None if checkpoint_dir is None else _load_checkpoint(checkpoint_dir, question)
     key_start, key_chains = jax.random.split(jax.random.key(settings.seed))
     if saved is None:
@@ -457,7 +512,11 @@ def sample(
 
 
 def _coordinates_and_starts(
-    model: Model, map_position: Array, blocks: RowBlocks, settings: NutsSettings, rng_key: Array
+    model: Model,
+    map_position: Array,
+    blocks: RowBlocks | None,
+    settings: NutsSettings,
+    rng_key: Array,
 ) -> tuple[Coordinates, np.ndarray]:
     """The coordinates, and over-dispersed starts in them ``[num_chains, dim]``.
 
@@ -474,9 +533,7 @@ def _coordinates_and_starts(
                 f"ground_truth.whiten=true: model {model.name} has {model.dim} dimensions; allowed "
                 f"up to {MAX_DENSE_DIM}, set ground_truth.whiten=false"
             )
-        trace = map_estimate.hessian_trace(
-            model, jnp.asarray(centre), blocks, key_trace, num_probes=8
-        )
+        trace = map_estimate.hessian_trace(model, jnp.asarray(centre), key_trace, num_probes=8)
         return Coordinates(centre, None), normal * math.sqrt(model.dim / max(trace, model.dim))
     matrix = laplace_matrix(map_estimate.hessian(model, jnp.asarray(centre), blocks=blocks))
     if settings.whiten:
@@ -517,12 +574,17 @@ def _compile(
     # Also tells NumPyro's kernel how long the warm-up is, which it keeps outside the state.
     state_like = jax.eval_shape(init, keys, starts, target)
     num_chains, dim = starts.shape
+    one_by_one = isinstance(model, HasFullLikelihood)
 
     @jax.jit
     def advance(state: PyTree, target: Target, num_steps: Array) -> tuple[PyTree, _Block]:
         def step(index: Array, carry: tuple[PyTree, _Block]) -> tuple[PyTree, _Block]:
             state, block = carry
-            state = jax.vmap(lambda s: sample_kernel(s, model_args=(target,)))(state)
+
+            def of_chain(state: PyTree) -> PyTree:
+                return sample_kernel(state, model_args=(target,))
+
+            state = lax.map(of_chain, state) if one_by_one else jax.vmap(of_chain)(state)
             return state, _Block(
                 block.z.at[index].set(state.z),
                 block.num_leapfrogs + jnp.sum(state.num_steps),
@@ -748,12 +810,15 @@ def diagnose(
     model: Model, settings: NutsSettings, samples: Samples, finished: datetime.datetime
 ) -> GroundTruth:
     """Moments, R-hat, ESS and provenance of ``samples``."""
-    ess_bulk, ess_tail = bulk_and_tail_ess(samples.draws)
+    r_hat, ess_bulk, ess_tail = convergence(samples.draws)
+    identified: dict[str, Any] = {}
+    if settings.criterion == "predictions":
+        identified = _identified(model, samples.draws)
     sampling_s = samples.elapsed_s - samples.warmup_s
     return GroundTruth(
         mean=samples.mean,
         std=samples.std,
-        r_hat=np.asarray(split_gelman_rubin(samples.draws)),
+        r_hat=r_hat,
         ess_bulk=ess_bulk,
         ess_tail=ess_tail,
         num_draws=settings.num_chains * settings.draws_per_chain,
@@ -780,7 +845,55 @@ def diagnose(
             **artifacts.machine(),
             "git": artifacts.git_revision(),
         },
+        **identified,
     )
+
+
+def convergence(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split R-hat, bulk and tail ESS ``[dim]`` of draws ``[num_chains, num_draws, dim]``."""
+    parts = []
+    for first in range(0, draws.shape[-1], DIAGNOSED_TOGETHER):
+        part = draws[..., first : first + DIAGNOSED_TOGETHER].astype(np.float64)
+        parts.append([np.asarray(split_gelman_rubin(part)), *bulk_and_tail_ess(part)])
+    r_hat, bulk, tail = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return r_hat, bulk, tail
+
+
+def _identified(model: Model, draws: np.ndarray) -> dict[str, Any]:
+    """Moments and diagnostics of the predictions, and the diagnostics of the log posterior.
+
+    A prediction that no draw moves (a rating that is always clipped) has nothing to converge; its
+    R-hat is 1 and its ESS the number of draws.
+    """
+
+    @jax.jit
+    def of_draw(position: Array, inputs: PyTree, data: PyTree) -> Array:
+        prediction = jnp.ravel(model.predict(position, inputs))
+        return jnp.append(prediction, _log_posterior(model, position, data))
+
+    data = gradients.all_data(model)
+    num_chains, num_draws, dim = draws.shape
+    flat = draws.reshape(-1, dim)
+    found = np.stack(
+        [np.asarray(of_draw(jnp.asarray(d, jnp.float32), model.test_inputs, data)) for d in flat]
+    )
+    predictions = found[:, :-1]
+    moves = np.ptp(found, axis=0) > 0
+    r_hat = np.ones(len(moves))
+    bulk = np.full(len(moves), float(len(flat)))
+    tail = bulk.copy()
+    r_hat[moves], bulk[moves], tail[moves] = convergence(
+        found[:, moves].reshape(num_chains, num_draws, -1)
+    )
+    return {
+        "prediction_mean": predictions.mean(axis=0, dtype=np.float64),
+        "prediction_std": predictions.std(axis=0, ddof=1, dtype=np.float64),
+        "prediction_r_hat": r_hat[:-1],
+        "prediction_ess_bulk": bulk[:-1],
+        "prediction_ess_tail": tail[:-1],
+        "log_density_r_hat": float(r_hat[-1]),
+        "log_density_ess": float(min(bulk[-1], tail[-1])),
+    }
 
 
 def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
@@ -790,17 +903,21 @@ def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
     ------
     NothingUsableError
         The largest R-hat is above ``settings.max_r_hat``, or the smallest bulk or tail ESS below
-        ``settings.min_ess``, or one of them is not a number.
+        ``settings.min_ess``, or one of them is not a number; of what ``settings.criterion`` says.
     """
-    r_hat, bulk, tail = (
-        float(f(a))
-        for f, a in ((np.max, truth.r_hat), (np.min, truth.ess_bulk), (np.min, truth.ess_tail))
-    )
+    of_what = "of the coordinates"
+    r_hats, bulks, tails = truth.r_hat, truth.ess_bulk, truth.ess_tail
+    if settings.criterion == "predictions":
+        of_what = "of the predictions and the log posterior"
+        r_hats = np.append(truth.prediction_r_hat, _or_nan(truth.log_density_r_hat))
+        bulks = np.append(truth.prediction_ess_bulk, _or_nan(truth.log_density_ess))
+        tails = truth.prediction_ess_tail
+    r_hat, bulk, tail = float(np.max(r_hats)), float(np.min(bulks)), float(np.min(tails))
     # Each on its own: min() of a number and NaN is the number, where it comes first.
     if r_hat <= settings.max_r_hat and bulk >= settings.min_ess and tail >= settings.min_ess:
         return
     raise NothingUsableError(
-        f"the ground truth did not converge: largest R-hat {r_hat:.4g} (allowed "
+        f"the ground truth did not converge: {of_what}, largest R-hat {r_hat:.4g} (allowed "
         f"{settings.max_r_hat:g}), smallest ESS {bulk:.0f} in the bulk and {tail:.0f} in the tails "
         f"(needed {settings.min_ess:g}), {truth.num_divergences} divergences, from "
         f"{truth.num_draws} draws of {truth.num_chains} chains; raise ground_truth.num_draws or "
@@ -808,9 +925,27 @@ def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
     )
 
 
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 # --- cache --------------------------------------------------------------------------------------
 
-_ARRAYS = ("mean", "std", "r_hat", "ess_bulk", "ess_tail")
+_ARRAYS = (
+    "mean",
+    "std",
+    "r_hat",
+    "ess_bulk",
+    "ess_tail",
+    "prediction_mean",
+    "prediction_std",
+    "prediction_r_hat",
+    "prediction_ess_bulk",
+    "prediction_ess_tail",
+)
+
+MAX_LISTED = 1_000
+"""Longer arrays are summarised in the file for a reader."""
 
 
 def cache_path(model: Model, settings: NutsSettings, folder: Path) -> Path:
@@ -841,14 +976,26 @@ def load(
 def save(truth: GroundTruth, path: Path) -> None:
     """Write ``path`` (arrays and all else) and a ``.json`` beside it with the same for a reader.
 
+    Arrays of more than ``MAX_LISTED`` numbers are in float32, and only their range in the JSON.
+
     Raises
     ------
     StorageError
         A file could not be written.
     """
     everything = truth._asdict()
-    arrays = {name: everything.pop(name) for name in _ARRAYS}
-    artifacts.write_json(path.with_suffix(".json"), {**arrays, **everything})
+    arrays = {name: np.asarray(everything.pop(name)) for name in _ARRAYS}
+    arrays = {name: array for name, array in arrays.items() if array.size}
+    shown: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if array.size > MAX_LISTED:
+            arrays[name] = array.astype(np.float32)
+            quantiles = np.quantile(array, [0.0, 0.05, 0.5, 0.95, 1.0]).tolist()
+            names = ("smallest", "5 %", "median", "95 %", "largest")
+            shown[name] = dict(zip(names, quantiles, strict=True))
+        else:
+            shown[name] = array
+    artifacts.write_json(path.with_suffix(".json"), {**shown, **everything})
     artifacts.write_arrays(path, arrays, everything)
 
 
@@ -899,9 +1046,11 @@ def nuts_ground_truth(
             if known is None:
                 return _compute(model, map_position, settings, path, recompute, reporter, clock)
     check_converged(known, settings)
+    r_hats = known.prediction_r_hat if settings.criterion == "predictions" else known.r_hat
+    r_hat = float(np.max(r_hats))
     reporter.message(
         f"ground truth: {known.num_draws:,} draws made on {known.provenance['finished']} "
-        f"are taken from {path.name}; R-hat at most {np.max(known.r_hat):.3f}"
+        f"are taken from {path.name}; R-hat at most {r_hat:.3f}"
     )
     return known
 

@@ -21,8 +21,8 @@ from mamba_cli import artifacts
 from mamba_cli.artifacts import RunFolder
 from mamba_cli.config import GridSettings, RunSettings
 from mamba_cli.errors import StorageError
-from mamba_cli.tuners import grid
-from mamba_cli.types import Reward
+from mamba_cli.metrics import HIGHER_IS_BETTER
+from mamba_cli.types import AnyReward
 from mamba_cli.workbench import Seconds
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Ledger:
         folder: RunFolder,
         config: Mapping[str, Any],
         settings: RunSettings,
-        reward: Reward | None,
+        reward: AnyReward | None,
     ) -> None:
         earlier = folder.read_provenance() or {}
         now = datetime.datetime.now(datetime.UTC)
@@ -126,10 +126,10 @@ def concurrent_jobs() -> int | None:
     return wanted if wanted >= 0 else max(1, (os.cpu_count() or 1) + 1 + wanted)
 
 
-def _reward_entry(settings: RunSettings, reward: Reward | None) -> dict[str, Any] | None:
+def _reward_entry(settings: RunSettings, reward: AnyReward | None) -> dict[str, Any] | None:
     if reward is not None:
         return {"name": reward.name, "higher_is_better": reward.higher_is_better}
     if isinstance(settings.tuner, GridSettings):
         metric = settings.tuner.metric
-        return {"name": metric, "higher_is_better": metric in grid.HIGHER_IS_BETTER}
+        return {"name": metric, "higher_is_better": metric in HIGHER_IS_BETTER}
     return None

@@ -2,12 +2,13 @@
 
 A start or a centre is good when its gradient is small against the gradient at a draw of the
 posterior, whose norm is about sqrt(tr H), with H the Hessian of the negative log posterior at the
-mode. Low dimension is finished by Newton's method with the exact Hessian, high dimension by Adam
-followed by L-BFGS.
+mode. Low dimension is finished by Newton's method with the exact Hessian. In high dimension Adam
+goes through phases, from small minibatches and large steps to large minibatches (or all rows) and
+small steps, and L-BFGS may follow.
 
-A sum over a million float32 terms loses the digits that a small gradient is made of. So rows are
-read in blocks that fit the cache, and the sums over blocks are compensated (Kahan, 1965): their
-two halves are added in float64 on the host.
+A sum over a million float32 terms loses the digits that a small gradient is made of. So Newton's
+method and L-BFGS read rows in blocks that fit the cache, and the sums over blocks are compensated
+(Kahan, 1965): their two halves are added in float64 on the host.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from mamba_cli import gradients
 from mamba_cli.errors import NothingUsableError
 from mamba_cli.types import Array, Model, PyTree, Reporter, SilentReporter
 
@@ -31,7 +33,30 @@ BLOCK_BYTES = 192 * 1024
 MAX_BLOCK_ROWS = 4096
 MIN_BLOCK_ROWS = 512
 
+STEPS_PER_DISPATCH = 50
+"""Adam's steps between two looks at the progress: a second or less on the largest model."""
+
 SILENT = SilentReporter()
+
+
+@dataclass(frozen=True)
+class AdamPhase:
+    """A number of Adam steps on -(log posterior)/N.
+
+    Attributes
+    ----------
+    num_steps
+        Steps; the moments of Adam start anew.
+    batch_size
+        Rows of a minibatch, drawn with replacement; ``None`` for all rows.
+    learning_rate, final_learning_rate
+        At the first and after the last step, half a cosine in between.
+    """
+
+    num_steps: int
+    batch_size: int | None
+    learning_rate: float
+    final_learning_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +71,8 @@ class MapSettings:
         Stop when the relative gradient norm (see :class:`MapEstimate`) is below this.
     max_newton_iterations, max_lbfgs_iterations
         Iterations after which the search ends whatever the gradient.
-    num_adam_steps, adam_learning_rate, adam_batch_size
-        Adam on minibatches drawn with replacement, learning rate decaying to 0 as a cosine.
+    phases
+        Of Adam, in high dimension.
     lbfgs_memory
         Pairs of differences that L-BFGS keeps.
     num_trace_probes
@@ -57,9 +82,7 @@ class MapSettings:
     max_newton_dim: int = 200
     tolerance: float = 1e-4
     max_newton_iterations: int = 50
-    num_adam_steps: int = 5_000
-    adam_learning_rate: float = 1e-2
-    adam_batch_size: int = 1_000
+    phases: tuple[AdamPhase, ...] = (AdamPhase(5_000, 1_000, 1e-2),)
     max_lbfgs_iterations: int = 500
     lbfgs_memory: int = 20
     num_trace_probes: int = 8
@@ -80,7 +103,7 @@ class MapEstimate(NamedTuple):
     gradient_norm: float
     relative_gradient_norm: float
     log_density: float
-    method: str  # newton | adam+lbfgs
+    method: str  # newton | adam | adam+lbfgs
     num_iterations: int
     elapsed_s: float
 
@@ -169,17 +192,15 @@ def _exact(total: PyTree, error: PyTree) -> PyTree:
 class _Derivatives(NamedTuple):
     value: np.ndarray  # []
     gradient: np.ndarray  # [dim]
-    hessian: np.ndarray | None  # [dim, dim]
+    hessian: np.ndarray  # [dim, dim]
 
 
-def _derivatives_fn(
-    model: Model, *, second_order: bool
-) -> Callable[[Array, RowBlocks], _Derivatives]:
+def _derivatives_fn(model: Model) -> Callable[[Array, RowBlocks], _Derivatives]:
     """Value, gradient and Hessian of the log posterior, summed over blocks, in float64."""
 
     def all_of(function: Callable[[Array], Array], position: Array) -> PyTree:
         value, gradient = jax.value_and_grad(function)(position)
-        return value, gradient, jax.hessian(function)(position) if second_order else None
+        return value, gradient, jax.hessian(function)(position)
 
     @jax.jit
     def halves(position: Array, blocks: RowBlocks) -> PyTree:
@@ -206,40 +227,41 @@ def hessian(model: Model, position: Array, *, blocks: RowBlocks | None = None) -
     rows. ``blocks`` saves cutting the data again where the caller has done so.
     """
     blocks = row_blocks(model.data, model.num_data) if blocks is None else blocks
-    derivatives = _derivatives_fn(model, second_order=True)
+    derivatives = _derivatives_fn(model)
     matrix = derivatives(jnp.asarray(position, jnp.float32), blocks).hessian
-    assert matrix is not None, "asked for"
     return -0.5 * (matrix + matrix.T)
 
 
-def hessian_trace(
-    model: Model, position: Array, blocks: RowBlocks, rng_key: Array, num_probes: int
-) -> float:
+def hessian_trace(model: Model, position: Array, rng_key: Array, num_probes: int) -> float:
     """Hutchinson's estimate of tr H: the mean of s.Hs over vectors s of random signs."""
-    return _trace_fn(model)(position, blocks, rng_key, num_probes)
 
-
-def _trace_fn(model: Model) -> Callable[[Array, RowBlocks, Array, int], float]:
     @jax.jit
-    def quadratic_forms(position: Array, blocks: RowBlocks, probes: Array) -> Array:
-        def form(function: Callable[[Array], Array], sign: Array) -> Array:
-            return jnp.vdot(sign, jax.jvp(jax.grad(function), (position,), (sign,))[1])
-
+    def quadratic_forms(position: Array, data: PyTree, probes: Array) -> Array:
         def of_probe(sign: Array) -> Array:
-            def term(block: RowBlocks) -> Array:
-                return form(lambda at: block_log_likelihood(model, at, *block), sign)
+            def form(function: Callable[[Array], Array]) -> Array:
+                return jnp.vdot(sign, jax.jvp(jax.grad(function), (position,), (sign,))[1])
 
-            total, _ = compensated_sum(term, blocks)
-            return total + form(model.log_prior, sign)
+            return gradients.over_all_rows(model, form, data) + form(model.log_prior)
 
         return lax.map(of_probe, probes)
 
-    def trace(position: Array, blocks: RowBlocks, rng_key: Array, num_probes: int) -> float:
-        probes = jax.random.rademacher(rng_key, (num_probes, model.dim), jnp.float32)
-        forms = np.asarray(quadratic_forms(position, blocks, probes), np.float64)
-        return -float(np.mean(forms))
+    probes = jax.random.rademacher(rng_key, (num_probes, model.dim), jnp.float32)
+    forms = quadratic_forms(position, gradients.all_data(model), probes)
+    return -float(np.mean(np.asarray(forms, np.float64)))
 
-    return trace
+
+def _full_value_and_gradient(model: Model) -> Callable[[Array, PyTree], tuple[Array, Array]]:
+    """Log posterior and its gradient over all rows, for data as of ``gradients.all_data``."""
+
+    def value_and_gradient(position: Array, data: PyTree) -> tuple[Array, Array]:
+        def at_position(function: Callable[[Array], Array]) -> PyTree:
+            return jax.value_and_grad(function)(position)
+
+        likelihood = gradients.over_all_rows(model, at_position, data)
+        total: tuple[Array, Array] = jax.tree.map(jnp.add, at_position(model.log_prior), likelihood)
+        return total
+
+    return value_and_gradient
 
 
 def find_map(
@@ -254,9 +276,11 @@ def find_map(
 
     Up to ``settings.max_newton_dim`` dimensions: Newton's method, the Hessian made
     positive definite where it is not and the step halved until the log density rises. Above:
-    Adam on minibatches, then L-BFGS with a zoom line search on all rows. Both end when the relative
-    gradient norm is below ``settings.tolerance``, when float32 positions allow no further progress,
-    or after the stated number of iterations; the norm that was reached is in the result.
+    the phases of Adam, then L-BFGS with a zoom line search on all rows if
+    ``settings.max_lbfgs_iterations`` is not 0. Newton and L-BFGS end when the relative gradient
+    norm is below ``settings.tolerance``, when float32 positions allow no further progress, or after
+    the stated number of iterations; Adam makes all its steps. The norm that was reached is in the
+    result.
 
     Parameters
     ----------
@@ -271,19 +295,25 @@ def find_map(
         The log density or its gradient is not finite at the start or at the end.
     """
     start_s = clock()
-    blocks = row_blocks(model.data, model.num_data)
     key_start, key_search = jax.random.split(rng_key)
     start = jnp.asarray(model.initial_position(key_start), jnp.float32)
     search = _newton if model.dim <= settings.max_newton_dim else _adam_then_lbfgs
-    estimate = search(model, start, blocks, key_search, settings, reporter)
+    estimate = search(model, start, key_search, settings, reporter)
     estimate = estimate._replace(elapsed_s=clock() - start_s)
     _check_finite(model, "at the MAP", estimate.log_density, estimate.gradient_norm)
     reporter.message(
-        f"MAP by {estimate.method}, {estimate.num_iterations} iterations in "
-        f"{estimate.elapsed_s:.1f} s: gradient norm {estimate.gradient_norm:.2g}, "
-        f"{estimate.relative_gradient_norm:.1g} of its size at a draw of the posterior"
+        f"MAP by {estimate.method}, {estimate.num_iterations:,} iterations in "
+        f"{estimate.elapsed_s:.1f} s: {describe(estimate)}"
     )
     return estimate
+
+
+def describe(estimate: MapEstimate) -> str:
+    """How near to a mode the estimate is, for a reader."""
+    return (
+        f"gradient norm {estimate.gradient_norm:.2g}, "
+        f"{estimate.relative_gradient_norm:.1g} of its size at a draw of the posterior"
+    )
 
 
 def _check_finite(model: Model, where: str, log_density: float, gradient_norm: float) -> None:
@@ -311,18 +341,13 @@ def _ascent_step(gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
 
 
 def _newton(
-    model: Model,
-    start: Array,
-    blocks: RowBlocks,
-    rng_key: Array,
-    settings: MapSettings,
-    reporter: Reporter,
+    model: Model, start: Array, rng_key: Array, settings: MapSettings, reporter: Reporter
 ) -> MapEstimate:
     """Newton's method; one step more after the tolerance is met, as it squares the error."""
-    derivatives = _derivatives_fn(model, second_order=True)
+    blocks = row_blocks(model.data, model.num_data)
+    derivatives = _derivatives_fn(model)
 
     def norms(at: _Derivatives) -> tuple[float, float]:
-        assert at.hessian is not None, "asked for"
         gradient_norm = float(np.linalg.norm(at.gradient))
         return gradient_norm, _relative(gradient_norm, -float(np.trace(at.hessian)))
 
@@ -356,7 +381,6 @@ def _line_search(
     Close to the mode the rise of the log density is below the rounding of float32 terms; there a
     smaller gradient decides.
     """
-    assert current.hessian is not None, "asked for"
     step = _ascent_step(current.gradient, current.hessian)
     rounding = 1e-7 * abs(float(current.value))
     for halvings in range(max_halvings):
@@ -365,7 +389,7 @@ def _line_search(
         if np.array_equal(candidate, position):
             return None
         new = derivatives(candidate, blocks)
-        if not all(np.all(np.isfinite(part)) for part in new if part is not None):
+        if not all(np.all(np.isfinite(part)) for part in new):
             continue
         rise = float(new.value - current.value)
         smaller = np.linalg.norm(new.gradient) < np.linalg.norm(current.gradient)
@@ -375,39 +399,39 @@ def _line_search(
 
 
 def _adam_then_lbfgs(
-    model: Model,
-    start: Array,
-    blocks: RowBlocks,
-    rng_key: Array,
-    settings: MapSettings,
-    reporter: Reporter,
+    model: Model, start: Array, rng_key: Array, settings: MapSettings, reporter: Reporter
 ) -> MapEstimate:
     key_adam, key_trace = jax.random.split(rng_key)
-    derivatives = _derivatives_fn(model, second_order=False)
-    trace = _trace_fn(model)
+    data = gradients.all_data(model)
+    value_and_gradient = jax.jit(_full_value_and_gradient(model))
 
     def checked(position: Array, where: str) -> tuple[float, float]:
-        at = derivatives(position, blocks)
-        log_density, norm = float(at.value), float(np.linalg.norm(at.gradient))
+        value, gradient = value_and_gradient(position, data)
+        log_density = float(value)
+        norm = float(np.linalg.norm(np.asarray(gradient, np.float64)))
         _check_finite(model, where, log_density, norm)
         return log_density, norm
 
+    def trace(position: Array) -> float:
+        return hessian_trace(model, position, key_trace, settings.num_trace_probes)
+
     checked(start, "at the start")
-    position = _adam(model, start, key_adam, settings, reporter)
-    checked(position, "after Adam")
-    size = trace(position, blocks, key_trace, settings.num_trace_probes)
-    position, num_iterations = _lbfgs(model, position, blocks, size, settings, reporter)
-    log_density, gradient_norm = checked(position, "after L-BFGS")
-    size = trace(position, blocks, key_trace, settings.num_trace_probes)
-    return MapEstimate(
-        position,
-        gradient_norm,
-        _relative(gradient_norm, size),
-        log_density,
-        "adam+lbfgs",
-        settings.num_adam_steps + num_iterations,
-        0.0,
-    )
+    position, num_iterations = start, 0
+    for number, phase in enumerate(settings.phases):
+        key_phase = jax.random.fold_in(key_adam, number)
+        name = f"MAP: Adam, phase {number + 1} of {len(settings.phases)}"
+        position = _adam(model, position, key_phase, phase, name, reporter)
+        num_iterations += phase.num_steps
+    method = "adam"
+    if settings.max_lbfgs_iterations > 0:
+        checked(position, "after Adam")
+        blocks = row_blocks(model.data, model.num_data)
+        method = "adam+lbfgs"
+        position, count = _lbfgs(model, position, blocks, trace(position), settings, reporter)
+        num_iterations += count
+    log_density, gradient_norm = checked(position, "at the MAP")
+    relative = _relative(gradient_norm, trace(position))
+    return MapEstimate(position, gradient_norm, relative, log_density, method, num_iterations, 0.0)
 
 
 def _reference(model: Model, position: Array, blocks: RowBlocks) -> tuple[Array, Array]:
@@ -433,38 +457,47 @@ def _relative_value_and_gradient(
 
 
 def _adam(
-    model: Model, start: Array, rng_key: Array, settings: MapSettings, reporter: Reporter
+    model: Model,
+    start: Array,
+    rng_key: Array,
+    phase: AdamPhase,
+    name: str,
+    reporter: Reporter,
 ) -> Array:
-    """Adam on the scaled minibatch loss; many steps per dispatch."""
-    batch_size = min(settings.adam_batch_size, model.num_data)
+    """One phase of Adam; many steps per dispatch."""
+    batch_size = None if phase.batch_size is None else min(phase.batch_size, model.num_data)
     schedule = optax.cosine_decay_schedule(
-        settings.adam_learning_rate, max(settings.num_adam_steps, 1)
+        phase.learning_rate,
+        max(phase.num_steps, 1),
+        phase.final_learning_rate / phase.learning_rate,
     )
     optimiser = optax.adam(schedule)
-    per_dispatch = 250
+    full = _full_value_and_gradient(model)
 
-    def loss(position: Array, minibatch: PyTree) -> Array:
-        likelihood = model.log_likelihood(position, minibatch) / batch_size
-        return -(likelihood + model.log_prior(position) / model.num_data)
+    def gradient(position: Array, data: PyTree, key: Array) -> Array:
+        if batch_size is None:
+            return full(position, data)[1]
+        indices = jax.random.randint(key, (batch_size,), 0, model.num_data)
+        minibatch = jax.tree.map(lambda leaf: leaf[indices], data)
+        return gradients.scaled_gradient(model, position, minibatch)
 
     @jax.jit
-    def advance(carry: PyTree, rows: PyTree, first: Array, last: Array) -> PyTree:
+    def advance(carry: PyTree, data: PyTree, first: Array, last: Array) -> PyTree:
         def step(index: Array, carry: PyTree) -> PyTree:
             position, state = carry
-            key = jax.random.fold_in(rng_key, index)
-            indices = jax.random.randint(key, (batch_size,), 0, model.num_data)
-            minibatch = jax.tree.map(lambda leaf: leaf[indices], rows)
-            updates, state = optimiser.update(jax.grad(loss)(position, minibatch), state)
+            ascent = gradient(position, data, jax.random.fold_in(rng_key, index))
+            updates, state = optimiser.update(-ascent / model.num_data, state)
             return optax.apply_updates(position, updates), state
 
         return lax.fori_loop(first, last, step, carry)
 
     carry = (start, optimiser.init(start))
-    reporter.start("MAP: Adam", settings.num_adam_steps, "steps")
+    data = gradients.all_data(model) if batch_size is None else model.data
+    reporter.start(name, phase.num_steps, "steps")
     try:
-        for first in range(0, settings.num_adam_steps, per_dispatch):
-            last = min(first + per_dispatch, settings.num_adam_steps)
-            carry = jax.block_until_ready(advance(carry, model.data, first, last))
+        for first in range(0, phase.num_steps, STEPS_PER_DISPATCH):
+            last = min(first + STEPS_PER_DISPATCH, phase.num_steps)
+            carry = jax.block_until_ready(advance(carry, data, first, last))
             reporter.update(last - first)
     finally:
         reporter.finish()

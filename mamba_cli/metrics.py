@@ -13,6 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 
+HIGHER_IS_BETTER = frozenset({"accuracy"})
+"""Of the metrics of a prediction, those that are maximised."""
+
 
 def expected_calibration_error(
     probabilities: ArrayLike, labels: ArrayLike, num_bins: int = 10
@@ -202,6 +205,36 @@ def predictive_entropy(probabilities: ArrayLike) -> FloatArray:
     p = _two_columns(_float64(probabilities))
     # 0 log 0 is 0.
     return -np.sum(p * np.log(np.where(p == 0, 1.0, p)), axis=1)
+
+
+def auroc(positives: ArrayLike, negatives: ArrayLike) -> float:
+    """Probability that a random positive scores above a random negative, ties counted half.
+
+    The area under the receiver operating characteristic, by the rank sum of Mann and Whitney.
+
+    Parameters
+    ----------
+    positives, negatives
+        Scores ``[n]`` and ``[m]``.
+
+    Returns
+    -------
+    float
+        In [0, 1]; ``nan`` when a score is.
+
+    Raises
+    ------
+    ValueError
+        No positives or no negatives.
+    """
+    above, below = _float64(positives).ravel(), np.sort(_float64(negatives).ravel())
+    if above.size == 0 or below.size == 0:
+        raise ValueError(f"auroc needs scores of both kinds, got {above.size} and {below.size}")
+    if np.isnan(above).any() or np.isnan(below).any():
+        return float("nan")
+    smaller = np.searchsorted(below, above, side="left")
+    not_larger = np.searchsorted(below, above, side="right")
+    return float(np.mean(smaller + not_larger) / (2 * below.size))
 
 
 def _calibration_gaps(

@@ -17,9 +17,9 @@ from mamba_cli.artifacts import RunFolder
 from mamba_cli.config import FixedSettings, GridSettings, RunSettings
 from mamba_cli.console import size_note
 from mamba_cli.evaluation import Moments
-from mamba_cli.tuners import grid
+from mamba_cli.metrics import HIGHER_IS_BETTER
 from mamba_cli.tuners.result import Tuning
-from mamba_cli.types import Reward
+from mamba_cli.types import AnyReward
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,9 @@ _SHOWN = {
     "relative_std_error": ("relative sd error", "{:.2f} %", 100.0),
     "accuracy": ("test accuracy", "{:.2f} %", 100.0),
     "rmse": ("test RMSE", "{:.4f}", 1.0),
+    "mse_of_draws": ("mean squared error of draws", "{:.4f}", 1.0),
     "ece": ("ECE", "{:.2f} %", 100.0),
+    "mce": ("MCE", "{:.2f} %", 100.0),
     "num_samples": ("samples", "{:,.0f}", 1.0),
 }
 
@@ -84,7 +86,7 @@ def _words(status: str) -> str:
 
 
 def winner_lines(
-    best: Mapping[str, Any], settings: RunSettings, reward: Reward | None
+    best: Mapping[str, Any], settings: RunSettings, reward: AnyReward | None
 ) -> list[tuple[str, str]]:
     """The rows of the closing table that name the winner; whether it is at an end of the grid."""
     tuner = settings.tuner
@@ -128,7 +130,7 @@ def metric_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def draw_tuning(
-    folder: RunFolder, settings: RunSettings, reward: Reward | None, *, again: bool
+    folder: RunFolder, settings: RunSettings, reward: AnyReward | None, *, again: bool
 ) -> None:
     """``tuning.png`` from ``tuning.csv``; nothing for hyperparameters that were not searched.
 
@@ -147,7 +149,7 @@ def draw_tuning(
     def draw(path: Path) -> None:
         if isinstance(tuner, GridSettings):
             common["reward_name"] = tuner.metric
-            common["higher_is_better"] = tuner.metric in grid.HIGHER_IS_BETTER
+            common["higher_is_better"] = tuner.metric in HIGHER_IS_BETTER
             plots.search_picture(records, path_or_buffer=path, **common)
         else:
             assert reward is not None

@@ -26,6 +26,7 @@ from mamba_cli.config import (
     FixedSettings,
     GridSettings,
     MambaSettings,
+    MapSearchSettings,
     RunSettings,
     build,
     settings_from,
@@ -42,10 +43,19 @@ from mamba_cli.evaluation import (
 )
 from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
 from mamba_cli.ledger import Ledger
-from mamba_cli.map_estimate import find_map
+from mamba_cli.map_cache import cached_map
+from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
 from mamba_cli.tuners import given, grid, halving, mamba
 from mamba_cli.tuners.result import Tuning
-from mamba_cli.types import ArmRecord, Hyperparameters, Model, Reward, Sampler
+from mamba_cli.types import (
+    AnyReward,
+    ArmRecord,
+    HasHoldOut,
+    Hyperparameters,
+    Model,
+    PredictiveReward,
+    Sampler,
+)
 from mamba_cli.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -81,7 +91,7 @@ def run(cfg: DictConfig) -> None:
 class Parts:
     """What is configured and needs no data."""
 
-    reward: Reward | None
+    reward: AnyReward | None
     sampler: Sampler
     scheme: MinibatchScheme
 
@@ -114,8 +124,7 @@ class Run:
             self.stages.discard("ground_truth")
         self.moments = Moments.load(self.moments_path)
         self.stage_number = 0
-        keys = jax.random.split(jax.random.key(settings.seed), 3)
-        self.key_map, self.key_tune, self.key_evaluate = keys
+        self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
 
     @property
     def moments_path(self) -> Path:
@@ -158,8 +167,7 @@ class Run:
         report.draw_evaluation(self.folder, self.settings, self.moments, rows, again=unfinished)
         if unfinished:
             self.ledger.write(finished=True)
-        for name in ("map", mamba.CHECKPOINT):
-            self.folder.drop_checkpoint(name)
+        self.folder.drop_checkpoint(mamba.CHECKPOINT)
         self.close(best, rows, idle=not unfinished)
 
     def winner(self) -> dict[str, Any] | None:
@@ -205,14 +213,25 @@ class Run:
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
         self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
         self.ledger.data_digests[self.settings.model] = model.digest
+        if isinstance(self.parts.reward, PredictiveReward):
+            self.parts.reward.check(model)
         with self.ledger.stage("map"):
-            position = self.map(model)
+            estimate = self.find_map(model)
+            self.ledger.map = _without_position(estimate)
+        return self.bench_of(model, estimate)
+
+    def bench_of(self, model: Model, estimate: MapEstimate) -> Workbench:
+        """What chains of a model that start at its MAP are made of."""
+        position = np.asarray(estimate.position)
         if self.settings.sampler.control_variates:
             estimator = gradients.control_variates(model, jax.numpy.asarray(position))
         else:
             estimator = gradients.standard(model)
         tuner, reward = self.settings.tuner, self.parts.reward
         scored = 0 if isinstance(tuner, FixedSettings) else tuner.max_draws
+        keeps_gradients = False
+        if reward is not None and not isinstance(reward, PredictiveReward):
+            keeps_gradients = reward.gradients == "stochastic"
         return Workbench(
             model=model,
             start=position,
@@ -220,28 +239,44 @@ class Run:
             sampler=self.parts.sampler,
             scheme=self.parts.scheme,
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
-            keep_gradients=reward is not None and reward.gradients == "stochastic",
+            keep_gradients=keeps_gradients,
             seconds=self.ledger.seconds,
         )
 
-    def map(self, model: Model) -> np.ndarray:
-        """The mode, ``[dim]``; how near to one it is goes into the provenance."""
-        saved = self.folder.load_checkpoint("map")
-        if saved is not None:
-            self.ledger.map = saved[1]
-            return saved[0]["position"]
-        quality = find_map(model, rng_key=self.key_map, reporter=self.console)._asdict()
-        position = np.asarray(quality.pop("position"))
-        self.folder.save_checkpoint("map", {"position": position}, quality)
-        self.ledger.map = quality
-        return position
+    def tuning_bench(self, bench: Workbench) -> Workbench:
+        """The bench that arms run on: for rewards on predictions, without the rows held out.
+
+        Their MAP is without these rows too.
+        """
+        reward = self.parts.reward
+        if not isinstance(reward, PredictiveReward):
+            return bench
+        assert isinstance(bench.model, HasHoldOut), f"{bench.model.name} cannot hold rows out"
+        part = bench.model.hold_out(reward.hold_out_fraction, reward.hold_out_seed)
+        num_held_out = bench.model.num_data - part.num_data
+        self.console.message(
+            f"{part.num_data:,} training rows for the arms, {num_held_out:,} for the reward"
+        )
+        return self.bench_of(part, self.find_map(part))
+
+    def find_map(self, model: Model) -> MapEstimate:
+        """Where the model's chains start; kept for the runs to come."""
+        search = self.settings.map_search
+        return cached_map(
+            model,
+            _map_settings(search),
+            seed=search.seed,
+            cache_dir=self.settings.results_dir / "map",
+            reporter=self.console,
+        )
 
     def tune(self, bench: Workbench) -> dict[str, Any]:
         """Choose the hyperparameters; write ``tuning.csv`` and ``best.json``."""
         tuner = self.settings.tuner
         self._stage("tune", f"{self.settings.sampler.name} by {tuner.name}")
         with self.ledger.stage("tuning"):
-            tuning = self._search(bench)
+            arms_bench = self.tuning_bench(bench)
+            tuning = self._search(arms_bench)
         self.folder.write_tuning(tuning.records)
         if tuning.winner is None:
             self._draw_tuning(again=True)
@@ -249,7 +284,10 @@ class Run:
             raise NothingUsableError(
                 report.all_failed(tuning, self.settings, self.folder.tuning_path)
             )
-        best = best_of(tuning.winner, bench.model.num_data)
+        num_data, num_arm_data = bench.model.num_data, arms_bench.model.num_data
+        # The same share of the rows, where the arms had fewer.
+        batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
+        best = best_of(tuning.winner._replace(batch_size=batch_size), num_data)
         best["budget"] = self.settings.budget
         self.folder.write_best(best)
         self._draw_tuning(again=True)
@@ -342,6 +380,7 @@ class Run:
                     budget_s=settings.budget_s,
                     max_draws=settings.max_draws,
                     rng_key=repeat_key(self.key_evaluate, repeat),
+                    burn_in_fraction=settings.burn_in_fraction,
                     reference_std=self.moments.reference_std,
                     reporter=self.console,
                 )
@@ -391,6 +430,20 @@ class Run:
     def _stage(self, name: str, detail: str) -> None:
         self.stage_number += 1
         self.console.stage(self.stage_number, 1 + len(self.stages), name, detail)
+
+
+def _map_settings(search: MapSearchSettings) -> MapSettings:
+    chosen: dict[str, Any] = {}
+    if search.phases is not None:
+        chosen["phases"] = tuple(AdamPhase(**vars(phase)) for phase in search.phases)
+    if search.max_lbfgs_iterations is not None:
+        chosen["max_lbfgs_iterations"] = search.max_lbfgs_iterations
+    return MapSettings(**chosen)
+
+
+def _without_position(estimate: MapEstimate) -> dict[str, Any]:
+    """How near the start of the chains is to a mode, for ``provenance.json``."""
+    return {name: value for name, value in estimate._asdict().items() if name != "position"}
 
 
 def complete_winner(

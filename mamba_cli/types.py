@@ -92,6 +92,28 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class HasFullLikelihood(Protocol):
+    """A model that has a faster likelihood of all rows than of a minibatch of all of them.
+
+    ``full_log_likelihood(position, full_data)`` equals ``log_likelihood(position, data)``.
+    """
+
+    @property
+    def full_data(self) -> PyTree: ...
+
+    def full_log_likelihood(self, position: Array, full_data: PyTree) -> Array: ...
+
+
+@runtime_checkable
+class HasSquaredError(Protocol):
+    """A model that predicts numbers: its draws have a ``mse_of_draws``."""
+
+    def squared_error(self, prediction: Array) -> Array:
+        """Mean squared error of one prediction for ``test_inputs``, a scalar."""
+        ...
+
+
+@runtime_checkable
 class HasLogLikelihoods(Protocol):
     """A model that evaluates many positions at once faster than ``vmap`` would."""
 
@@ -209,6 +231,49 @@ class Reward(Protocol):
     def higher_is_better(self) -> bool: ...
 
     def __call__(self, draws: ScoredDraws) -> float: ...
+
+
+class PredictFn(Protocol):
+    """The posterior predictive of an arm's thinned draws."""
+
+    def __call__(self, inputs: PyTree) -> Array: ...
+
+
+@runtime_checkable
+class PredictiveReward(Protocol):
+    """A reward that reads predictions for rows of the training data that the arms do not see.
+
+    ``model.hold_out(hold_out_fraction, hold_out_seed)`` is what the arms sample; the reward is
+    called with that model, whose test part is the rows held out.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def hold_out_fraction(self) -> float: ...
+
+    @property
+    def hold_out_seed(self) -> int: ...
+
+    def check(self, model: Model) -> None:
+        """Raise ``ConfigError`` where the reward makes no sense for the model."""
+        ...
+
+    def __call__(self, model: Model, predict: PredictFn) -> float: ...
+
+
+AnyReward = Reward | PredictiveReward
+
+
+@runtime_checkable
+class HasHoldOut(Protocol):
+    """A model that can set a part of its training rows aside, as its test part."""
+
+    def hold_out(self, fraction: float, seed: int) -> Model: ...
 
 
 class ArmRecord(NamedTuple):

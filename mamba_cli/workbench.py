@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,12 @@ from jax import lax
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
-from mamba_cli.types import Array, Model, PyTree, Sampler
+from mamba_cli.types import Array, HasSquaredError, Model, PyTree, Sampler
 
 PREDICTION_CHUNK = 16
 """Draws whose predictions are averaged per dispatch."""
+
+SumFn = Callable[[Array, Array, PyTree], Array]
 
 
 @dataclass
@@ -66,7 +69,8 @@ class Workbench:
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
-    _predict_sum: Callable[[Array, Array, PyTree], Array] | None = None
+    _predict_sum: SumFn | None = None
+    _squared_error_sum: SumFn | None = None
 
     def program(self, batch_size: int) -> tuple[ChainProgram, float]:
         """The compiled program for a batch size, and the seconds its compilation took just now."""
@@ -115,31 +119,56 @@ class Workbench:
             self._full_gradients = full_gradients(self.model)
         return self._full_gradients(positions)
 
-    def posterior_predictive(self, positions: np.ndarray) -> Array:
-        """The mean over draws ``[m, dim]`` of the model's prediction for its test inputs."""
+    def posterior_predictive(self, positions: np.ndarray, inputs: PyTree = None) -> Array:
+        """The mean over draws ``[m, dim]`` of the model's prediction for ``inputs``.
+
+        Without ``inputs``, for the model's test inputs.
+        """
         if self._predict_sum is None:
-            self._predict_sum = jax.jit(self._sum_of_predictions)
-        padding = -len(positions) % PREDICTION_CHUNK
-        padded = np.concatenate([positions, np.repeat(positions[-1:], padding, axis=0)])
-        weights = np.concatenate([np.ones(len(positions)), np.zeros(padding)])
-        total = None
-        for first in range(0, len(padded), PREDICTION_CHUNK):
-            part = slice(first, first + PREDICTION_CHUNK)
-            added = self._predict_sum(
-                jnp.asarray(padded[part], jnp.float32),
-                jnp.asarray(weights[part], jnp.float32),
-                self.model.test_inputs,
-            )
-            total = added if total is None else total + added
-        assert total is not None
-        return total / len(positions)
+            self._predict_sum = jax.jit(partial(_sum_over_draws, self.model.predict))
+        inputs = self.model.test_inputs if inputs is None else inputs
+        return _mean_over_draws(self._predict_sum, positions, inputs)
 
-    def _sum_of_predictions(self, positions: Array, weights: Array, inputs: PyTree) -> Array:
-        def add(total: Array, draw: tuple[Array, Array]) -> tuple[Array, None]:
-            position, weight = draw
-            # A draw of weight zero is padding: select, so that it cannot spread a NaN.
-            prediction = self.model.predict(position, inputs)
-            return jnp.where(weight > 0, total + prediction, total), None
+    def mse_of_draws(self, positions: np.ndarray) -> float | None:
+        """The mean over draws ``[m, dim]`` of each draw's own mean squared error.
 
-        shape = jax.eval_shape(self.model.predict, positions[0], inputs)
-        return lax.scan(add, jnp.zeros(shape.shape, shape.dtype), (positions, weights))[0]
+        None where the model predicts no numbers.
+        """
+        model = self.model
+        if not isinstance(model, HasSquaredError):
+            return None
+        if self._squared_error_sum is None:
+
+            def squared_error(position: Array, inputs: PyTree) -> Array:
+                return model.squared_error(model.predict(position, inputs))
+
+            self._squared_error_sum = jax.jit(partial(_sum_over_draws, squared_error))
+        return float(_mean_over_draws(self._squared_error_sum, positions, model.test_inputs))
+
+
+def _mean_over_draws(sum_over_draws: SumFn, positions: np.ndarray, inputs: PyTree) -> Array:
+    """Mean of a function of position and inputs over draws, ``PREDICTION_CHUNK`` at a time."""
+    padding = -len(positions) % PREDICTION_CHUNK
+    padded = np.concatenate([positions, np.repeat(positions[-1:], padding, axis=0)])
+    weights = np.concatenate([np.ones(len(positions)), np.zeros(padding)])
+    total = None
+    for first in range(0, len(padded), PREDICTION_CHUNK):
+        part = slice(first, first + PREDICTION_CHUNK)
+        added = sum_over_draws(
+            jnp.asarray(padded[part], jnp.float32), jnp.asarray(weights[part], jnp.float32), inputs
+        )
+        total = added if total is None else total + added
+    assert total is not None
+    return total / len(positions)
+
+
+def _sum_over_draws(
+    function: Callable[[Array, PyTree], Array], positions: Array, weights: Array, inputs: PyTree
+) -> Array:
+    def add(total: Array, draw: tuple[Array, Array]) -> tuple[Array, None]:
+        position, weight = draw
+        # A draw of weight zero is padding: select, so that it cannot spread a NaN.
+        return jnp.where(weight > 0, total + function(position, inputs), total), None
+
+    shape = jax.eval_shape(function, positions[0], inputs)
+    return lax.scan(add, jnp.zeros(shape.shape, shape.dtype), (positions, weights))[0]

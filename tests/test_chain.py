@@ -292,6 +292,27 @@ def test_capacity_is_rounded_up_to_an_even_number(capacity: int) -> None:
 # Moments of all draws
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_without_its_draws_a_chain_goes_on_from_where_it_is(name: str) -> None:
+    sampler, hyperparameters = SAMPLERS[name]
+    program = program_of(sampler, 8)
+    before = advance(program, program.start(KEY, ORIGIN, hyperparameters), Budget(steps=20))
+    place, seconds = np.array(before.position), before.elapsed_s
+    emptied = before.without_draws()
+    assert (emptied.num_steps, emptied.num_draws, emptied.num_kept) == (0, 0, 0)
+    assert emptied.elapsed_s == seconds
+    np.testing.assert_array_equal(emptied.position, place)
+    length = hyperparameters.num_integration_steps
+    after = advance(program, emptied, Budget(steps=3 * length)).compact()
+    assert after.num_draws == after.num_kept == 3
+    draws = after.carry.positions
+    np.testing.assert_array_equal(draws[-1], after.position)
+    np.testing.assert_allclose(after.mean, draws.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(after.std, draws.std(axis=0), rtol=1e-3)
+    # Other keys than those of its first steps: noise is not used twice.
+    assert not np.array_equal(emptied.carry.key_data, jax.random.key_data(KEY))
+
+
 @pytest.mark.parametrize("name", ["sgld", "sghmc"])
 def test_moments_are_those_of_all_draws(name: str) -> None:
     sampler, hyperparameters = SAMPLERS[name]

@@ -17,9 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from mamba_cli import config
 from mamba_cli.config import (
+    AdamPhaseSettings,
     FixedSettings,
     GridSettings,
     MambaSettings,
+    MapSearchSettings,
     batch_size_of,
     did_you_mean,
     group_options,
@@ -129,6 +131,11 @@ def test_the_quick_budget_is_smaller_and_says_so(compose: Compose) -> None:
         ["evaluation.max_draws=10"],
         ["ground_truth.num_draws=2000"],
         ["ground_truth.num_warmup=100"],
+        [
+            "model=pmf",
+            "model.map.phases=[{num_steps: 1, batch_size: null, learning_rate: 1.0, "
+            "final_learning_rate: 0}]",
+        ],
         ["budget=quick"],
     ],
 )
@@ -172,6 +179,21 @@ def test_the_metrics_of_a_grid_search_are_those_the_model_has(compose: Compose, 
         tuner = settings_from(compose(f"model={model}", "tuner=grid", f"tuner.metric={metric}"))
         assert isinstance(tuner.tuner, GridSettings)
         assert tuner.tuner.metric == metric
+
+
+def test_burn_in_and_the_search_for_the_map_are_the_models(compose: Compose) -> None:
+    logreg = settings_from(compose())
+    assert logreg.evaluation.burn_in_fraction == 0.0
+    assert logreg.map_search == MapSearchSettings()
+    network = settings_from(compose("model=bnn"))
+    assert network.evaluation.burn_in_fraction == 0.2
+    assert network.map_search.phases is not None
+    epochs = [
+        phase.num_steps * (phase.batch_size or 0) / 60_000 for phase in network.map_search.phases
+    ]
+    assert epochs == [20, 40]
+    factorisation = settings_from(compose("model=pmf")).map_search
+    assert factorisation.phases == (AdamPhaseSettings(3_000, None, 0.03, 0.0),)
 
 
 def test_the_papers_grid_search_and_heuristic(compose: Compose) -> None:
@@ -344,6 +366,19 @@ BAD_VALUES = [
     ("evaluation.budget_s", ["evaluation.budget_s=ten"]),
     ("evaluation.num_repeats", ["evaluation.num_repeats=0"]),
     ("evaluation.max_draws", ["evaluation.max_draws=1"]),
+    ("evaluation.burn_in_fraction", ["evaluation.burn_in_fraction=1"]),
+    ("evaluation.burn_in_fraction", ["evaluation.burn_in_fraction=-0.1"]),
+    ("model.map.phases", ["model=pmf", "model.map.phases=[]"]),
+    ("model.map.phases[0]", ["model=pmf", "model.map.phases=[3]"]),
+    (
+        "model.map.phases[0].batch_size",
+        [
+            "model=pmf",
+            "model.map.phases=[{num_steps: 1, batch_size: 0, learning_rate: 1.0, "
+            "final_learning_rate: 0}]",
+        ],
+    ),
+    ("model.map.max_lbfgs_iterations", ["model=bnn", "model.map.max_lbfgs_iterations=-1"]),
     ("evaluation.repeats", ["+evaluation.repeats=1"]),
     ("evaluation", ["evaluation=3"]),
     ("ground_truth.num_chains", ["ground_truth.num_chains=1"]),

@@ -102,6 +102,43 @@ def test_metrics_are_those_of_the_posterior() -> None:
     assert row["accuracy"] == pytest.approx(1 / (1 + row["rmse"]))
 
 
+def test_the_burn_in_is_dropped_from_everything_but_the_seconds() -> None:
+    far = (MODE + 50 * MODEL.posterior_std).astype(np.float32)
+    results = {}
+    for fraction in (0.0, 0.25):
+        bench = bench_of()
+        bench.start = far
+        results[fraction] = run(bench=bench, burn_in_fraction=fraction)
+    whole, rest = (results[fraction].row for fraction in (0.0, 0.25))
+    assert (whole["burn_in_s"], whole["num_burn_in_steps"]) == (0.0, 0)
+    assert rest["burn_in_s"] == pytest.approx(1.0, rel=0.02)
+    assert rest["num_burn_in_steps"] == rest["burn_in_s"] / STEP_S
+    assert rest["elapsed_s"] == pytest.approx(4.0, rel=0.02)
+    assert rest["num_samples"] == (rest["elapsed_s"] - rest["burn_in_s"]) / STEP_S
+    # Tolerances as in the first test; the whole chain has its way from the start in it, 50
+    # deviations squared over about (1 - rho^2)^-1 = 3.4 of 32,768 draws: a quarter of a variance.
+    widening = math.sqrt(2 / (2 - GOOD.step_size * MODEL.precision / 2))
+    np.testing.assert_allclose(results[0.25].std, widening * MODEL.posterior_std, rtol=0.045)
+    assert whole["relative_std_error"] > 0.1
+
+
+def test_a_chain_that_fails_in_its_burn_in_is_a_failure() -> None:
+    row = run(Hyperparameters(10.0, 64), burn_in_fraction=0.9).row
+    assert row["status"] == "diverged"
+    assert row["num_burn_in_steps"] == 0
+
+
+def test_a_chain_that_fails_after_its_burn_in_says_so() -> None:
+    # |1 - h lambda / 2| = 1.1: a factor of 10^38 takes about 900 steps, so 0.11 s.
+    growing = Hyperparameters(2 * 2.1 / MODEL.precision, 64)
+    row = run(growing, burn_in_fraction=0.01).row
+    assert row["status"] == "diverged"
+    steps = row["num_burn_in_steps"]
+    assert 0 < steps < 400
+    assert row["reason"].endswith(f" after {steps} steps of burn-in")
+    assert "num_samples" in row
+
+
 def test_without_a_reference_there_is_no_error_of_the_deviations() -> None:
     row = run(reference_std=None).row
     assert row["status"] == "ok"

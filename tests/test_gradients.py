@@ -166,6 +166,39 @@ def test_sums_over_blocks_of_any_size(block_rows: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class InOnePiece(GaussianMean):
+    """A likelihood of all rows in one piece, from sums of the data; that of rows is refused."""
+
+    @property
+    def full_data(self) -> dict[str, Array]:
+        return {"sum": jnp.sum(self.data, axis=0), "rows": jnp.float32(self.num_data)}
+
+    def full_log_likelihood(self, position: Array, full_data: dict[str, Array]) -> Array:
+        mean = full_data["sum"] / full_data["rows"]
+        return -0.5 * full_data["rows"] * jnp.sum((mean - position) ** 2)
+
+    def log_likelihood(self, position: Array, minibatch: Array) -> Array:
+        raise AssertionError("the likelihood in one piece must be used")
+
+
+@pytest.mark.parametrize("num_positions", [1, 5])
+def test_full_gradients_use_the_likelihood_in_one_piece(num_positions: int) -> None:
+    model = InOnePiece(gaussian_mean(num_data=60).data)
+    positions = POSITIONS[:num_positions, :3]
+    found = gradients.full_gradients(model)(jnp.asarray(positions))
+    expected = model.precision * (model.posterior_mean - positions)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_full_gradients_in_high_dimension_are_taken_one_by_one() -> None:
+    dim = gradients.MAX_SHARED_DIM + 7
+    model = gaussian_mean(num_data=1500, dim=dim)
+    positions = np.random.default_rng(4).normal(size=(3, dim)).astype(np.float32)
+    found = gradients.full_gradients(model)(jnp.asarray(positions))
+    assert_close(found, model.precision * (model.posterior_mean - positions), rtol=1e-5)
+
+
+@dataclass(frozen=True, eq=False)
 class TwoArrays:
     """The same posterior with its data in a pytree of two leaves."""
 
@@ -174,6 +207,10 @@ class TwoArrays:
     @property
     def data(self) -> dict[str, Array]:
         return {"first": self.inner.data[:, :1], "rest": self.inner.data[:, 1:]}
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
 
     @property
     def num_data(self) -> int:

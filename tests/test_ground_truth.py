@@ -769,3 +769,107 @@ def test_whitening_needs_a_dense_hessian() -> None:
 def test_a_start_off_the_support_is_an_error() -> None:
     with pytest.raises(NothingUsableError, match="the potential at the starts"):
         ground_truth._check_starts(LINEAR, np.asarray([1.0, np.inf]))
+
+
+# --- likelihoods in one piece, and coordinates that are not identified --------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _InOnePiece(_Linear):
+    """The likelihood of all rows from sums; predicts y at x = (1, 0) and at (0, 1)."""
+
+    @property
+    def full_data(self) -> dict[str, jax.Array]:
+        x, y = self.data[:, :-1], self.data[:, -1]
+        return {"xx": x.T @ x, "xy": x.T @ y}
+
+    @property
+    def test_inputs(self) -> jax.Array:
+        return jnp.eye(2)
+
+    def full_log_likelihood(
+        self, position: jax.Array, full_data: dict[str, jax.Array]
+    ) -> jax.Array:
+        return position @ full_data["xy"] - 0.5 * position @ full_data["xx"] @ position
+
+    def predict(self, position: jax.Array, inputs: jax.Array) -> jax.Array:
+        return inputs @ position
+
+
+def test_a_likelihood_in_one_piece_is_sampled_chain_by_chain() -> None:
+    """Forty rows: few enough for float32 sums to resolve differences of energy."""
+    rows = np.asarray(LINEAR.data[:40], np.float64)
+    x, y = rows[:, :2], rows[:, 2]
+    covariance = np.linalg.inv(x.T @ x + np.eye(2))
+    mean = covariance @ x.T @ y
+    model = _InOnePiece(LINEAR.data[:40], 2)
+    settings = replace(SETTINGS, whiten=False)
+    samples = ground_truth.sample(model, jnp.asarray(mean, jnp.float32), settings)
+    std = np.sqrt(np.diag(covariance))
+    error_of_mean, error_of_std = _standard_errors(samples, std)
+    assert np.all(np.abs(samples.mean - mean) < 4.5 * error_of_mean)
+    assert np.all(np.abs(samples.std - std) < 4.5 * error_of_std)
+    assert np.all(error_of_mean < 0.1 * std), "too few effective draws to see anything"
+
+
+@dataclass(frozen=True, eq=False)
+class _Symmetric(_InOnePiece):
+    """Sign-symmetric: predictions are the squares of the coordinates."""
+
+    def predict(self, position: jax.Array, inputs: jax.Array) -> jax.Array:
+        return jnp.append((inputs @ position) ** 2, 5.0)  # and one that no draw moves
+
+    def full_log_likelihood(
+        self, position: jax.Array, full_data: dict[str, jax.Array]
+    ) -> jax.Array:
+        return -0.5 * jnp.sum((position**2 - 9.0) ** 2)
+
+
+def test_predictions_decide_where_coordinates_are_not_identified(
+    tmp_path: Path, sampler: _CountedSampler
+) -> None:
+    """Two chains at +3, two at -3: they disagree on the sign alone."""
+    signs = np.asarray([1.0, 1.0, -1.0, -1.0])[:, None, None]
+    noise = np.random.default_rng(3).normal(size=(4, 500, 2))
+    sampler.samples = _independent_samples(draws=signs * (3.0 + 0.1 * noise))
+    model = _Symmetric(LINEAR.data[:40], 2)
+
+    def ask(criterion: str) -> GroundTruth:
+        settings = replace(SETTINGS, criterion=criterion)
+        return nuts_ground_truth(model, jnp.zeros(2), settings, cache_dir=tmp_path)
+
+    with pytest.raises(NothingUsableError, match="of the coordinates, largest R-hat"):
+        ask("positions")
+    truth = ask("predictions")
+    assert np.all(truth.r_hat > 2)  # reported all the same
+    squares = (3.0 + 0.1 * noise.reshape(-1, 2)) ** 2
+    np.testing.assert_allclose(truth.prediction_mean[:2], squares.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(truth.prediction_std[:2], squares.std(axis=0, ddof=1), rtol=1e-4)
+    assert np.all(truth.prediction_r_hat < 1.01)
+    assert truth.log_density_r_hat is not None
+    assert truth.log_density_r_hat < 1.01
+    assert truth.prediction_ess_bulk[2] == 2000
+    again = ask("predictions")
+    assert sampler.calls == 2  # the second answer is that of the file
+    np.testing.assert_array_equal(again.prediction_std, truth.prediction_std)
+
+
+def test_many_coordinates_are_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0).normal(size=(4, 100, 5))
+    whole = ground_truth.convergence(draws)
+    monkeypatch.setattr(ground_truth, "DIAGNOSED_TOGETHER", 2)
+    for found, expected in zip(ground_truth.convergence(draws), whole, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(whole[1:], ground_truth.bulk_and_tail_ess(draws))
+
+
+def test_long_arrays_are_summarised_for_a_reader(
+    tmp_path: Path, sampler: _CountedSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ground_truth, "MAX_LISTED", 1)
+    truth = _ask(tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    shown = artifacts.read_json(path)
+    assert shown is not None
+    assert shown["std"]["largest"] == pytest.approx(truth.std.max())
+    assert _ask(tmp_path).std.dtype == np.float32

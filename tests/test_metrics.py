@@ -183,3 +183,21 @@ def test_float32_input_is_computed_in_float64():
     assert metrics.rmse(prediction, np.zeros_like(prediction)) == pytest.approx(
         float(np.float32(1e-4)), rel=1e-12
     )
+
+
+def test_auroc_counts_pairs() -> None:
+    """(3 > 1, 3 > 2, 2 > 1, 2 = 2): three and a half of four pairs."""
+    assert metrics.auroc([3.0, 2.0], [1.0, 2.0]) == 3.5 / 4
+    assert metrics.auroc([1.0, 1.0], [1.0]) == 0.5
+    assert metrics.auroc([0.0], [1.0, 2.0]) == 0.0
+    assert np.isnan(metrics.auroc([np.nan], [1.0]))
+    with pytest.raises(ValueError, match="both kinds"):
+        metrics.auroc([], [1.0])
+
+
+def test_auroc_is_the_share_of_pairs_in_the_right_order() -> None:
+    rng = np.random.default_rng(0)
+    positives, negatives = rng.integers(0, 9, 40), rng.integers(0, 7, 30)
+    pairs = positives[:, None] - negatives[None, :]
+    expected = np.mean((pairs > 0) + 0.5 * (pairs == 0))
+    assert metrics.auroc(positives, negatives) == pytest.approx(expected, rel=1e-12)

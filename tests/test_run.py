@@ -376,7 +376,7 @@ def test_a_run_killed_before_its_last_word_is_finished_by_the_next(
     before = {name: data for name, data in results_of(folder).items() if "prov" not in name}
     provenance = provenance_of(folder)
     artifacts.write_json(folder / "provenance.json", provenance | {"end": None})
-    artifacts.write_arrays(folder / "checkpoint" / "map.npz", {"position": np.zeros(3)}, {})
+    artifacts.write_arrays(folder / "checkpoint" / "tuning.npz", {"position": np.zeros(3)}, {})
     (folder / "evaluation.png").unlink()
     run(composed(*overrides))
     after = provenance_of(folder)
@@ -516,6 +516,36 @@ def test_stochastic_scores_of_the_last_rung_only_with_replacement(
     folder = folder_of(tmp_path, "mamba_fssd")
     assert artifacts.read_metrics(folder / "metrics.csv")[0]["status"] == "ok"
     assert provenance_of(folder)["config"]["tuner"]["score_on"] == "rung"
+
+
+def test_a_predictive_reward_sees_training_rows_held_out(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    run(composed(*NO_TRUTH, "reward@tuner.reward=log_loss", "tuner.reward.hold_out_fraction=0.25"))
+    folder = folder_of(tmp_path, "mamba_log_loss")
+    records = artifacts.read_tuning(folder / "tuning.csv")
+    assert {record.batch_size for record in records} == {30}  # 10 % of 300 rows
+    best = json.loads((folder / "best.json").read_text())
+    assert (best["batch_size"], best["batch_percent"]) == (40, 10.0)  # of all 400
+    assert best["reward"] == min(r.reward for r in records if r.rung == 1 and r.status == "ok")
+    assert artifacts.read_metrics(folder / "metrics.csv")[0]["batch_size"] == 40
+    assert len(list((tmp_path / "map").glob("*.npz"))) == 2  # with and without the rows
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["reward@tuner.reward=rmse"], r"tuner\.reward\.name=rmse: model logreg .* accuracy"),
+        (["reward@tuner.reward=ood"], "does not read images"),
+    ],
+)
+def test_a_metric_the_model_lacks_is_refused_before_anything_runs(
+    composed: Callable[..., DictConfig], tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    small = [o for o in NO_TRUTH if not o.startswith("tuner.")]
+    with pytest.raises(ConfigError, match=message):
+        run(composed(*small, *overrides))
+    assert not (tmp_path / "map").exists()
 
 
 def test_a_lost_winner_is_found_again_in_the_tuning_without_tuning(

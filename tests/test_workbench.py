@@ -75,6 +75,29 @@ def test_posterior_predictive_is_the_mean_over_draws(num_draws: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+class Ratings(GaussianMean):
+    """Predicts numbers whose targets are 3."""
+
+    def squared_error(self, prediction: Array) -> Array:
+        return jnp.mean((prediction - 3.0) ** 2)
+
+
+def test_mse_of_draws_keeps_the_variance_of_the_prediction() -> None:
+    """Draws that predict 2 and 4 where 3 is true: their mean is exact, each is off by 1."""
+    model = Ratings(jnp.eye(3))
+    positions = np.asarray([[2.0, 2.0, 2.0], [4.0, 4.0, 4.0]], np.float32)
+    bench = bench_of(model)
+    np.testing.assert_allclose(bench.posterior_predictive(positions), 3.0)
+    assert bench.mse_of_draws(positions) == pytest.approx(1.0)
+    assert bench_of(MODEL).mse_of_draws(positions) is None
+
+
+def test_other_inputs_are_predicted_on_request() -> None:
+    positions = np.asarray([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]], np.float32)
+    found = bench_of(MODEL).posterior_predictive(positions, jnp.eye(3)[:1])
+    np.testing.assert_allclose(found, [2.0])
+
+
 def test_the_padding_of_a_prediction_does_not_count() -> None:
     # The last draw is the padding; its prediction overflows, and so must the mean, once.
     model = Squares(MODEL.data)

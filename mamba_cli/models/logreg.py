@@ -8,7 +8,7 @@ draw from the prior.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mamba_cli import metrics
+from mamba_cli.data.split import hold_out_rows
 from mamba_cli.errors import ConfigError
 from mamba_cli.types import Array
 
@@ -114,6 +115,28 @@ class LogisticRegression:
             "ece": metrics.expected_calibration_error(probabilities, self.test_labels),
             "mce": metrics.maximum_calibration_error(probabilities, self.test_labels),
         }
+
+    def hold_out(self, fraction: float, seed: int) -> LogisticRegression:
+        """The same model on a part of the training rows, with the rest as its test part.
+
+        For rewards on predictions, which must not see the test data. A row that is held out is
+        its signed row with label 1, which every metric takes for the row with its own label.
+
+        Parameters
+        ----------
+        fraction
+            Part of the training rows to hold out, in (0, 1).
+        seed
+            Seed of the random choice (NumPy's PCG64).
+        """
+        kept, held_out = hold_out_rows(self.num_data, fraction, seed)
+        signed_rows = np.asarray(self.data)
+        return replace(
+            self,
+            data=jnp.asarray(signed_rows[kept]),
+            test_inputs=jnp.asarray(signed_rows[held_out]),
+            test_labels=np.ones(len(held_out), np.int64),
+        )
 
 
 def logistic_regression(

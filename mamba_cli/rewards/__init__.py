@@ -1,15 +1,19 @@
-"""What a tuner optimises: discrepancies between draws and the posterior.
+"""What a tuner optimises: discrepancies between draws and the posterior, and predictions.
 
-A reward is a frozen dataclass that satisfies :class:`mamba_cli.types.Reward`; the numbers behind
-it are pure functions of arrays.
+A reward is a frozen dataclass that satisfies :class:`mamba_cli.types.Reward` or
+:class:`mamba_cli.types.PredictiveReward`; the numbers behind it are pure functions of arrays.
 """
 
 from mamba_cli.rewards.fssd import FiniteSetSteinDiscrepancy, fssd, optimise_test_locations
 from mamba_cli.rewards.ksd import KernelSteinDiscrepancy, ksd
+from mamba_cli.rewards.ood import OutOfDistribution
+from mamba_cli.rewards.predictive import PredictiveMetric
 
 __all__ = [
     "FiniteSetSteinDiscrepancy",
     "KernelSteinDiscrepancy",
+    "OutOfDistribution",
+    "PredictiveMetric",
     "fssd",
     "ksd",
     "optimise_test_locations",

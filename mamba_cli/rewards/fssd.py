@@ -368,7 +368,7 @@ class FiniteSetSteinDiscrepancy:
     num_adam_steps: int = 50
     learning_rate: float = 0.05
     gradients: str = "full"
-    name: str = field(default="fssd", init=False)
+    name: str = "fssd"
     higher_is_better: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -293,7 +293,7 @@ class KernelSteinDiscrepancy:
     c: float = 1.0
     beta: float = -0.5
     gradients: str = "full"
-    name: str = field(default="ksd", init=False)
+    name: str = "ksd"
     higher_is_better: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

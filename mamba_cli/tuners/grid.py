@@ -15,12 +15,11 @@ import numpy as np
 
 from mamba_cli.chain import Budget, advance
 from mamba_cli.errors import first_line, is_out_of_memory
+from mamba_cli.metrics import HIGHER_IS_BETTER
 from mamba_cli.tuners.result import Checkpoints, Tuning
 from mamba_cli.tuners.scoring import Score, failure, is_constant, record_of
 from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, SilentReporter
 from mamba_cli.workbench import Workbench
-
-HIGHER_IS_BETTER = frozenset({"accuracy"})
 
 
 def tune(

@@ -26,7 +26,14 @@ from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.tuners.halving import Rung, draws_to_score, promote, schedule, total_s
 from mamba_cli.tuners.result import Checkpoints, Tuning
 from mamba_cli.tuners.scoring import Score, Scorer, record_of
-from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reporter, Reward, SilentReporter
+from mamba_cli.types import (
+    AnyReward,
+    ArmRecord,
+    Array,
+    Hyperparameters,
+    Reporter,
+    SilentReporter,
+)
 from mamba_cli.workbench import Workbench
 
 CHECKPOINT = "tuning"
@@ -79,7 +86,7 @@ class Halving:
     """A MAMBA run in progress: what the rungs share."""
 
     bench: Workbench
-    reward: Reward
+    reward: AnyReward
     rungs: tuple[Rung, ...]
     max_draws: int
     score_on: str
@@ -169,7 +176,7 @@ class Halving:
 
 def tune(
     bench: Workbench,
-    reward: Reward,
+    reward: AnyReward,
     arms: Sequence[Hyperparameters],
     *,
     reduction_factor: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,7 +14,14 @@ import numpy as np
 from mamba_cli.chain import Chain
 from mamba_cli.errors import NothingUsableError, first_line, is_out_of_memory
 from mamba_cli.gradients import CHUNKS
-from mamba_cli.types import ArmRecord, Array, Hyperparameters, Reward, ScoredDraws
+from mamba_cli.types import (
+    AnyReward,
+    ArmRecord,
+    Array,
+    Hyperparameters,
+    PredictiveReward,
+    ScoredDraws,
+)
 from mamba_cli.workbench import Workbench
 
 
@@ -82,10 +90,10 @@ def is_constant(positions: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Applies a reward to chains, with full-data or the sampler's own gradients."""
+    """Applies a reward to chains: to their draws and gradients there, or to their predictions."""
 
     bench: Workbench
-    reward: Reward
+    reward: AnyReward
 
     @property
     def sign(self) -> float:
@@ -103,12 +111,16 @@ class Scorer:
         bench, began = self.bench, self.bench.clock()
         rng = np.random.default_rng(0)
         noise = rng.standard_normal((num_draws, len(bench.start))).astype(np.float32)
+        positions = bench.start + np.float32(1e-3) * noise
         try:
-            if self.reward.gradients == "full":
-                # One chunk of each size that so many draws, or the fewer of a slow arm, are cut to.
-                for size in sorted({min(chunk, num_draws) for chunk in CHUNKS}):
-                    bench.scores(np.repeat(bench.start[None], size, axis=0))
-            self.reward(_draws(bench.start + np.float32(1e-3) * noise, -noise, jax.random.key(0)))
+            if isinstance(self.reward, PredictiveReward):
+                self.reward(bench.model, partial(bench.posterior_predictive, positions))
+            else:
+                if self.reward.gradients == "full":
+                    # One chunk of each size that so many draws, or a slow arm's, are cut to.
+                    for size in sorted({min(chunk, num_draws) for chunk in CHUNKS}):
+                        bench.scores(np.repeat(bench.start[None], size, axis=0))
+                self.reward(_draws(positions, -noise, jax.random.key(0)))
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -132,10 +144,15 @@ class Scorer:
         if is_constant(positions):
             reason = f"all {chain.num_draws} draws are equal: the step size is too small to move"
             return Score(math.nan, 0, bench.clock() - began, "frozen", reason)
-        if self.reward.gradients == "full":
-            scores = bench.scores(positions)
-        gradients_s = bench.clock() - began
-        value = float(self.reward(_draws(positions, scores, rng_key)))
+        if isinstance(self.reward, PredictiveReward):
+            gradients_s = 0.0
+            predict = partial(bench.posterior_predictive, positions)
+            value = float(self.reward(bench.model, predict))
+        else:
+            if self.reward.gradients == "full":
+                scores = bench.scores(positions)
+            gradients_s = bench.clock() - began
+            value = float(self.reward(_draws(positions, scores, rng_key)))
         elapsed_s = bench.clock() - began
         bench.seconds.gradients += gradients_s
         bench.seconds.reward += elapsed_s - gradients_s

@@ -179,3 +179,19 @@ def test_metrics_of_a_prediction() -> None:
     worse = MODEL.predictive_metrics(1 - prediction)
     assert worse["accuracy"] == pytest.approx(1 - found["accuracy"], abs=1e-3)
     assert worse["log_loss"] > found["log_loss"]
+
+
+def test_hold_out_divides_the_training_rows() -> None:
+    model = logistic_regression(num_train=300, num_test=10, dim=3, data_seed=1)
+    part = model.hold_out(0.25, seed=2)
+    assert (part.num_data, len(part.test_labels)) == (225, 75)
+    rows = np.concatenate([np.asarray(part.data), np.asarray(part.test_inputs)])
+    order = np.lexsort(rows.T)
+    whole = np.asarray(model.data)
+    np.testing.assert_array_equal(rows[order], whole[np.lexsort(whole.T)])
+    assert part.digest != model.digest
+    # The log loss is minus the mean log likelihood of the rows held out.
+    position = jnp.asarray(model.true_position, jnp.float32)
+    found = part.predictive_metrics(part.predict(position, part.test_inputs))["log_loss"]
+    expected = -float(model.log_likelihood(position, part.test_inputs)) / 75
+    assert found == pytest.approx(expected, rel=1e-4)
