@@ -97,8 +97,17 @@ _ADVICE = {
     errno.EACCES: "no permission to write there: change it, or point results_dir= elsewhere",
     errno.EPERM: "no permission to write there: change it, or point results_dir= elsewhere",
     errno.EROFS: "the file system is read-only: point results_dir= elsewhere",
+    errno.EEXIST: "a file is in the way: move it, or point results_dir= elsewhere",
+    errno.ENOTDIR: "a file is in the way: move it, or point results_dir= elsewhere",
+    errno.EISDIR: "a folder is in the way: move it, or point results_dir= elsewhere",
     errno.EFBIG: "the file is over the size limit of this session: raise it (ulimit -f)",
 }
+
+
+# What may pass without another command: elsewhere the same one would fail again.
+_PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE}
+)
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:
@@ -106,9 +115,9 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
     advice = _ADVICE.get(
         error.errno or 0, "check that the path can be written, or point results_dir= elsewhere"
     )
+    resume = "; the same command goes on from them" if error.errno in _PASSING else ""
     return StorageError(
-        f"cannot write {path}: {what}; {advice}. Files written earlier are intact; "
-        f"the same command goes on from them."
+        f"cannot write {path}: {what}; {advice}. Files written earlier are intact{resume}."
     )
 
 
@@ -293,7 +302,10 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
             f"or restore it"
         ) from error
     if not isinstance(value, dict):
-        raise DataError(f"cannot read {path}: expected a JSON object, found {type(value).__name__}")
+        raise DataError(
+            f"cannot read {path}: expected a JSON object, found {type(value).__name__}; delete the "
+            f"file, or restore it"
+        )
     return value
 
 
@@ -544,6 +556,8 @@ class RunFolder:
         ConfigError
             Another process uses the folder, or it holds results or checkpoints made with another
             configuration: the message lists each key with both values.
+        DataError
+            ``provenance.json`` is damaged.
         StorageError
             The folder cannot be made or written.
         """
@@ -764,7 +778,7 @@ def _check_same_run(folder: Path, config: dict[str, Any]) -> bool:
     try:
         stored = read_json(provenance)
     except DataError as error:
-        raise ConfigError(
+        raise DataError(
             f"run folder {folder} cannot be told from another run: {error}; "
             f"or choose another seed= or run_dir="
         ) from error

@@ -1,14 +1,16 @@
 """The console script ``mamba-run``: Hydra composes, :mod:`mamba_cli.run` runs, errors become exits.
 
-Exit codes: 0 done, 1 a fault of the program itself, 2 bad configuration, 3 data missing or
-corrupt, 4 nothing usable came out (or it could not be written), 130 interrupted. A person sees
-one message; a traceback is shown for faults of the program and with ``hydra.verbose=true``.
+Exit codes: 0 done, 1 a fault of the program itself, 2 bad configuration or the run folder in use,
+3 data missing or corrupt, 4 nothing usable came out, it could not be written, or memory ran out,
+130 interrupted. A person sees one message; a traceback is shown for faults of the program and with
+``hydra.verbose=true``.
 JAX is imported only once a configuration has proved sound.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
 import sys
 import traceback
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -42,14 +45,45 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Entry point of ``mamba-run``; leaves by ``SystemExit`` with one of the codes above."""
+    _open_missing_streams()
+    code = 0
     try:
-        code = _exit_code(sys.argv[1:])
+        code = _print_version() if "--version" in sys.argv[1:] else _exit_code(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output (head, less) has enough; Python's own last flush must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output (head, less) has enough.
+        _discard(sys.stdout)
         code = 0
+    except OSError as error:
+        _discard(sys.stdout)
+        # A run that has failed has said why.
+        if code == 0:
+            code = _report(StorageError(_explain_os_error(error, "standard output")), False)
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
     sys.exit(code)
+
+
+def _open_missing_streams() -> None:
+    """Discard what goes to a stream that the caller closed (``>&-``): Python has ``None`` there.
+
+    Opened first of all, they also take the closed descriptors, which a file of results would.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere, so that Python's own last flush cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _print_version() -> int:
+    print(f"mamba-cli {importlib.metadata.version('mamba-cli')}")
+    return 0
 
 
 @dataclass
@@ -112,6 +146,9 @@ def _exit_code(arguments: Sequence[str]) -> int:
             hydra.main(
                 version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="config"
             )(jobs.run)()
+    except SystemExit as leaving:
+        # After a page of help, or for flags that argparse refused and has explained.
+        return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt:
         where = f": what is finished is kept in {jobs.run_dir}" if jobs.run_dir else ""
         _say(f"interrupted{where}")
@@ -209,18 +246,35 @@ def _explain_unknown_key(overrides: Sequence[Override]) -> str | None:
         and str(override.value()) in options.get(override.key_or_group, [])
     ]
     keys = _known_keys(choices)
+    suggested = [key for key in keys if _is_for_people(key)]
     elsewhere = [f"{group}@{key}" for group in options for key in keys if key.endswith(f".{group}")]
     for override in overrides:
         key = override.key_or_group
         is_new = override.is_add() or override.is_force_add()
         if is_new or override.is_hydra_override() or override.package or key in keys:
             continue
-        candidates = [name for name in (*elsewhere, *keys) if not key.startswith(f"{name}.")]
+        owners = _options_with(key)
+        if owners:
+            return f"{key} is not a key of this configuration, but of {', '.join(owners)}."
+        candidates = [name for name in (*elsewhere, *suggested) if not key.startswith(f"{name}.")]
         section = key.rpartition(".")[0]
-        siblings = [name for name in keys if name.rpartition(".")[0] == section]
+        siblings = [name for name in suggested if name.rpartition(".")[0] == section]
         listed = f" Known: {', '.join(siblings)}." if siblings else ""
         return f"{key} is not a key of this configuration.{did_you_mean(key, candidates)}{listed}"
     return None
+
+
+def _is_for_people(key: str) -> bool:
+    """Whether a key is worth suggesting: not Hydra's own, nor the sizes behind a budget."""
+    is_hydras = any(part.startswith("_") for part in key.split("."))
+    return not is_hydras and not key.startswith("model.budgets.")
+
+
+def _options_with(key: str) -> list[str]:
+    """The other options of the key's group that have it, as ``group=option``."""
+    group = key.partition(".")[0]
+    choices = (f"{group}={option}" for option in group_options().get(group, []))
+    return [choice for choice in choices if key in _known_keys([choice])]
 
 
 def _explain_several_values(overrides: Sequence[Override]) -> str | None:
@@ -254,8 +308,8 @@ def _dotted_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from _dotted_keys(child, f"{key}.")
 
 
-def _explain_os_error(error: OSError) -> str:
-    where = f" ({error.filename})" if error.filename else ""
+def _explain_os_error(error: OSError, place: str = "") -> str:
+    where = f" ({error.filename or place})" if error.filename or place else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"disk full{where}: nothing more could be written; earlier files are intact. Free "
@@ -292,7 +346,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        # Nobody reads it; the exit code still says what happened.
+        _discard(sys.stderr)
 
 
 @contextmanager

@@ -66,6 +66,10 @@ DEFAULT_INTEGRATION_STEPS = 10
 # A JAX key wraps silently above 32 bits: seeds 0 and 2^32 would be the same run.
 LARGEST_SEED = 2**32 - 1
 
+# Chains run in single precision: beyond these a step size would become 0 or infinite there.
+SMALLEST_STEP_SIZE = 1e-37
+LARGEST_STEP_SIZE = 3e38
+
 
 # Step size, batch size, L.
 Point = tuple[float, int, int]
@@ -83,9 +87,15 @@ class Grid:
         """Every arm for ``num_train`` rows, each once, the step size varying fastest.
 
         Arms that share a compiled program are therefore neighbours.
+
+        Raises
+        ------
+        ConfigError
+            A percentage is less than one row.
         """
         batch_sizes = dict.fromkeys(
-            batch_size_of(percent, num_train) for percent in self.batch_percents
+            batch_size_of(percent, num_train, "tuner.grid.batch_percent")
+            for percent in self.batch_percents
         )
         return tuple(
             (step_size, batch_size, num_steps)
@@ -146,7 +156,7 @@ class FixedSettings:
         Raises
         ------
         ConfigError
-            ``batch_size`` is above ``num_train``.
+            ``batch_size`` is above ``num_train``, or ``batch_percent`` is less than one row.
         """
         if self.batch_size is not None and self.batch_size > num_train:
             raise _refusal(
@@ -159,7 +169,7 @@ class FixedSettings:
             return (
                 (
                     step_size,
-                    batch_size_of(self.batch_percent, num_train),
+                    batch_size_of(self.batch_percent, num_train, "tuner.batch_percent"),
                     self.num_integration_steps,
                 ),
             )
@@ -288,13 +298,24 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     )
 
 
-def batch_size_of(percent: float, num_train: int) -> int:
-    """Rows in ``percent`` per cent of ``num_train``: floor(percent N / 100), at least 1.
+def batch_size_of(percent: float, num_train: int, key: str = "batch_percent") -> int:
+    """Rows in ``percent`` per cent of ``num_train``: floor(percent N / 100).
 
     In exact arithmetic on the decimal as written: 0.57 per cent of 10,000 is 57 rows, where
     floating point makes it 56.
+
+    Raises
+    ------
+    ConfigError
+        It is less than one row; ``key`` is named.
     """
-    return max(1, math.floor(Fraction(repr(percent)) * num_train / 100))
+    rows = Fraction(repr(percent)) * num_train / 100
+    if rows < 1:
+        raise ConfigError(
+            f"{key}={percent} is not allowed: it is {float(rows):.3g} of a row where there are "
+            f"{num_train} training rows, and a minibatch has at least one."
+        )
+    return math.floor(rows)
 
 
 def build(node: DictConfig, key: str) -> Any:
@@ -381,6 +402,9 @@ class _Section:
     def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int:
         return _integer(self.key(name), self.get(name), at_least, at_most)
 
+    def step_size(self, name: str) -> float:
+        return _step_size(self.key(name), self.get(name))
+
     def above_zero(self, name: str) -> float:
         return _above_zero(self.key(name), self.get(name))
 
@@ -407,7 +431,7 @@ class _Section:
         return str(value)
 
     def each(self, name: str, read: Callable[[str, Any], T]) -> tuple[T, ...]:
-        """A list that is not empty, every entry read by ``read``, repetitions dropped."""
+        """A list that is not empty, every entry read by ``read`` and given once."""
         value = self.get(name)
         if not isinstance(value, list):
             hint = f" Write {self.key(name)}=[{value}]."
@@ -417,8 +441,13 @@ class _Section:
                 f"{self.key(name)}=[] is not allowed: it must hold at least one value, "
                 "or there is no arm to try."
             )
-        entries = (read(f"{self.key(name)}[{i}]", entry) for i, entry in enumerate(value))
-        return tuple(dict.fromkeys(entries))
+        entries = tuple(read(f"{self.key(name)}[{i}]", entry) for i, entry in enumerate(value))
+        for i, entry in enumerate(entries):
+            if entry in entries[:i]:
+                raise ConfigError(
+                    f"{self.key(name)}={value} is not allowed: it holds {entry} more than once."
+                )
+        return entries
 
     def refuse_unknown(self, known: Collection[str]) -> None:
         for name in self.values:
@@ -579,7 +608,7 @@ def _heuristic(section: _Section, sampler: SamplerSettings) -> FixedSettings:
     given = section.get("step_size")
     return FixedSettings(
         name=section.text("name"),
-        step_size=None if given is None else section.above_zero("step_size"),
+        step_size=None if given is None else section.step_size("step_size"),
         batch_size=None,
         batch_percent=_percent(section.key("batch_percent"), section.get("batch_percent")),
         num_integration_steps=_num_integration_steps(section, sampler),
@@ -590,7 +619,7 @@ def _fixed(section: _Section, sampler: SamplerSettings) -> FixedSettings:
     section.refuse_unknown(
         ("name", "method", "step_size", "batch_size", "batch_percent", "num_integration_steps")
     )
-    step_size = section.above_zero("step_size")
+    step_size = section.step_size("step_size")
     rows, percent = section.get("batch_size"), section.get("batch_percent")
     if rows is not None and percent is not None:
         raise ConfigError(
@@ -619,7 +648,7 @@ def _num_integration_steps(section: _Section, sampler: SamplerSettings) -> int:
 def _grid(section: _Section, sampler: SamplerSettings, model: _Section) -> Grid:
     section.refuse_unknown(("step_size", "batch_percent", "num_integration_steps"))
     return Grid(
-        step_sizes=section.each("step_size", _above_zero),
+        step_sizes=section.each("step_size", _step_size),
         batch_percents=section.each("batch_percent", _percent),
         num_integration_steps=_grid_integration_steps(section, sampler, model),
     )
@@ -767,6 +796,14 @@ def _at_least_zero(key: str, value: Any) -> float:
     number = _real(key, value, "at least 0")
     if number < 0.0:
         raise _refusal(key, value, "a finite number, at least 0")
+    return number
+
+
+def _step_size(key: str, value: Any) -> float:
+    number = _above_zero(key, value)
+    if not SMALLEST_STEP_SIZE <= number <= LARGEST_STEP_SIZE:
+        allowed = f"from {SMALLEST_STEP_SIZE:g} to {LARGEST_STEP_SIZE:g} (single precision)"
+        raise _refusal(key, value, allowed)
     return number
 
 

@@ -5,6 +5,7 @@ Away from a terminal there is one line a stage and nothing else; everything is l
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -19,8 +20,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _INDENT = "      "
-# The bar gives way to the note where the terminal is narrow.
-_BAR_FORMAT = "{{l_bar}}{{bar}}| {{n:{0}}}/{{total:{0}}} {{unit}}, {{remaining}} left{{postfix}}"
+_COUNTED = "| {{n:{0}}}/{{total:{0}}} {{unit}}, {{remaining}} left{{postfix}}"
+_BAR_FORMAT = "{{l_bar}}{{bar}}" + _COUNTED
+# A narrow one has no per cent: what is done of the total says the same.
+_NARROW_BAR_FORMAT = "{{desc}}: |{{bar}}" + _COUNTED
+_USUAL_COLUMNS = 80
+# Below this a bar has the first words of its description alone.
+_WIDE_COLUMNS = 120
+_LEAST_BAR = 10
+# What the terminal echoes for Ctrl-C must not wrap: the line could not be cleared then.
+_ROOM_FOR_ECHO = 3
 
 # What a terminal without UTF-8 shows instead.
 _ASCII = str.maketrans(
@@ -102,6 +111,7 @@ class _Stream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._gone = False
+        self.full: OSError | None = None
         self.encoding = getattr(stream, "encoding", None) or "ascii"
         self.is_utf8 = self.encoding.lower().replace("-", "").replace("_", "") == "utf8"
         try:
@@ -134,14 +144,16 @@ class _Stream:
 
     def _silence(self, error: Exception) -> None:
         self._gone = True
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            self.full = error
         logger.info("the terminal is gone (%s); the run goes on without it", error)
 
-    def knows_its_size(self) -> bool:
-        """False for a terminal of no columns (some containers), where tqdm would hide the bar."""
+    def columns(self) -> int:
+        """The width of the terminal; 80 where it has no size (some containers) or is none."""
         try:
-            return os.get_terminal_size(self.fileno()).columns > 0
+            return os.get_terminal_size(self.fileno()).columns or _USUAL_COLUMNS
         except (OSError, ValueError):
-            return False
+            return _USUAL_COLUMNS
 
     def isatty(self) -> bool:
         return self.is_terminal
@@ -207,7 +219,12 @@ class Console:
         if self._handler is not None:
             logging.getLogger("mamba_cli").removeHandler(self._handler)
             self._handler = None
+        had_bar = self._bar is not None
         self._close_bar()
+        if had_bar and kind is not None and issubclass(kind, KeyboardInterrupt):
+            # The terminal has put ^C behind the bar.
+            self._stream.write("\r" + " " * (self._stream.columns() - 1) + "\r")
+            self._stream.flush()
 
     # --- the Reporter protocol ---
 
@@ -228,17 +245,18 @@ class Console:
         from tqdm import tqdm
 
         known = 0 < total < float("inf")
+        is_wide = self._stream.columns() >= _WIDE_COLUMNS
+        bar_format = _BAR_FORMAT if is_wide else _NARROW_BAR_FORMAT
         self._bar = tqdm(
             total=total if known else None,
-            desc=_INDENT + description,
+            desc=_INDENT + description if is_wide else description.partition(":")[0],
             unit=unit,
             file=self._stream,
-            dynamic_ncols=self._stream.knows_its_size(),
-            ncols=None if self._stream.knows_its_size() else 80,
-            nrows=None if self._stream.knows_its_size() else 24,
+            ncols=self._bar_columns(),
+            nrows=24,
             leave=False,
             ascii=not self._stream.is_utf8,
-            bar_format=_BAR_FORMAT.format(".1f" if unit == "s" else ",.0f") if known else None,
+            bar_format=bar_format.format(".1f" if unit == "s" else ",.0f") if known else None,
             smoothing=0.1,
         )
 
@@ -247,8 +265,9 @@ class Console:
         self._note = note or self._note
         if self._bar is None:
             return
+        self._bar.ncols = self._bar_columns()
         if note:
-            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.set_postfix_str(self._fitting(note), refresh=False)
         if self._bar.total is not None:
             # A last step overshoots its budget a little; a bar beyond its end says nothing.
             amount = min(amount, self._bar.total - self._bar.n)
@@ -283,7 +302,10 @@ class Console:
             self.show(self._bold(f"*** {note} ***"))
 
     def summary(self, rows: Sequence[tuple[str, str]], title: str) -> None:
-        """Print the closing table: a name and a value a line, on stdout."""
+        """Print the closing table: a name and a value a line, on stdout.
+
+        Raises ``OSError`` where stdout is a file on a full disk.
+        """
         self.finish()
         for line in align(rows, title).splitlines():
             logger.info("%s", line)
@@ -292,6 +314,9 @@ class Console:
         text = align([[spelt(cell) for cell in row] for row in rows], spelt(title))
         self._out.write(f"\n{text}\n")
         self._out.flush()
+        if self._out.full is not None:
+            full = self._out.full
+            raise OSError(full.errno, full.strerror, "standard output") from full
 
     def show(self, text: str) -> None:
         """Write one line to the terminal, above the bar; not logged."""
@@ -301,6 +326,22 @@ class Console:
         self._stream.flush()
         if self._bar is not None:
             self._bar.refresh()
+
+    def _bar_columns(self) -> int:
+        return max(self._stream.columns() - _ROOM_FOR_ECHO, 1)
+
+    def _fitting(self, note: str) -> str:
+        """As much of ``note`` as leaves the bar its least width."""
+        assert self._bar is not None
+        total = f"{self._bar.total or 0:{'.1f' if self._bar.unit == 's' else ',.0f'}}"
+        percent = "" if (self._bar.bar_format or "").startswith("{desc}") else "100%"
+        around = f"{self._bar.desc}: {percent}|| {total}/{total} {self._bar.unit}, 00:00 left, "
+        room = max(self._bar_columns() - _LEAST_BAR - len(around), 0)
+        note = self._stream.spelt(note)
+        mark = self._stream.spelt("…")
+        if len(note) <= room:
+            return note
+        return note[: room - len(mark)] + mark if room > len(mark) else ""
 
     def _close_bar(self) -> None:
         if self._bar is not None:

@@ -746,7 +746,23 @@ def test_the_corrected_command_follows_a_refused_one(tmp_path: Path) -> None:
     assert stored["config"]["tuner"]["reward"]["c"] == 1.0
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"config": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_provenance_is_corrupt_data(tmp_path: Path, content: str) -> None:
+    (tmp_path / "provenance.json").write_text(content)
+    with pytest.raises(DataError, match="seed=") as caught:
+        RunFolder.open(tmp_path, CONFIG)
+    assert str(tmp_path / "provenance.json") in str(caught.value)
+
+
+def test_a_place_that_can_never_be_written_promises_nothing(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file")
+    for folder in (tmp_path / "results", tmp_path / "results" / "runs"):
+        with pytest.raises(StorageError, match="in the way") as caught:
+            RunFolder.open(folder, CONFIG)
+        assert "same command" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"config": 3}'])
 def test_results_of_an_unknown_run_are_not_overwritten(tmp_path: Path, content: str | None) -> None:
     (tmp_path / "tuning.csv").write_text("precious")
     if content is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -135,6 +137,8 @@ def test_a_fault_of_the_program_shows_its_traceback(command: Command) -> None:
         (["tuner.longest_arm=3"], ["tuner.longest_arm ", "Did you mean tuner.longest_arm_s?"]),
         (["longest_arm_s=3"], ["Did you mean tuner.longest_arm_s?"]),
         (["tuner=fixed", "tuner.step=3"], ["tuner.step ", "Did you mean tuner.step_size?"]),
+        (["sampler.kernel.integrator=x"], ["but of sampler=sghmc, sampler=sghmc_cv."]),
+        (["tuner=fixed", "tuner.longest_arm_s=3"], ["but of tuner=mamba_fssd, tuner=mamba_ksd."]),
         (["tuner.foo=1"], ["tuner.foo", "Known: ", "tuner.score_on"]),
         (["~tuner.foo"], ["tuner.foo"]),
         (["tuner.foo.bar=1"], ["tuner.foo.bar"]),
@@ -285,3 +289,66 @@ def test_ctrl_c_is_130_and_says_what_is_kept(tmp_path: Path) -> None:
     assert process.returncode == 130
     kept = "results/runs/logreg/sgld/mamba_ksd/seed-0"
     assert err == f"job 0: seed=0\ninterrupted: what is finished is kept in {kept}\n"
+
+
+BANNER = "*** budget=quick: NOT the paper's size ***\n"
+STUBBED = (
+    "import sys, types\n"
+    "from mamba_cli.cli import main\n"
+    "stub = types.ModuleType('mamba_cli.run')\n"
+    "def run(cfg):\n"
+    "    from mamba_cli.console import Console\n"
+    "    with Console() as console:\n"
+    "        console.banner('quick', False)\n"
+    "        console.summary([('metric', '1')], 'a table')\n"
+    "stub.run = run\n"
+    "sys.modules['mamba_cli.run'] = stub\n"
+    "sys.argv = ['mamba-run']\n"
+    "main()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">&-", 0, BANNER),
+        ("2>&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        pytest.param(
+            "2>/dev/full",
+            0,
+            "",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full"),
+        ),
+        pytest.param(
+            ">/dev/full",
+            4,
+            f"{BANNER}disk full (standard output)",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full"),
+        ),
+    ],
+)
+def test_a_run_outlives_its_output(tmp_path: Path, redirection: str, code: int, said: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(STUBBED)} {redirection}"
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_our_own(command: Command) -> None:
+    outcome = command("--version")
+    assert (outcome.code, outcome.out) == (0, f"mamba-cli {version('mamba-cli')}\n")
+
+
+@pytest.mark.parametrize("key", ["_target_", "tuner.paper", "evaluation_s", "tuner.reward.target"])
+def test_what_is_suggested_is_for_people(command: Command, key: str) -> None:
+    suggestion = command(f"{key}=1").err.partition("Did you mean ")[2]
+    assert not re.search(r"\b_|model\.budgets\.", suggestion)
+
+
+def test_the_help_page_lists_every_exit_code(command: Command) -> None:
+    codes = command("--help").out.partition("Exit codes")[2]
+    assert re.findall(r"^ +(\d+) ", codes, re.MULTILINE) == ["0", "1", "2", "3", "4", "130"]

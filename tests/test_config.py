@@ -224,8 +224,8 @@ def test_arms_that_share_a_program_are_neighbours(compose: Compose) -> None:
 
 
 def test_batches_that_come_out_equal_are_tried_once(compose: Compose) -> None:
-    tuner = settings_from(compose()).tuner
-    for num_train, expected in ((2_000, {2_000, 200, 20, 2}), (20, {20, 2, 1}), (1, {1})):
+    tuner = settings_from(compose("tuner.grid.batch_percent=[100,10,9,5]")).tuner
+    for num_train, expected in ((2_000, {2_000, 200, 180, 100}), (20, {20, 2, 1})):
         points = tuner.points(num_train)
         assert {batch_size for _, batch_size, _ in points} == expected
         assert len(points) == 14 * len(expected)
@@ -437,10 +437,39 @@ def test_a_refusal_says_how_to_write_it(compose: Compose) -> None:
     st.integers(min_value=1, max_value=10**9),
 )
 def test_batch_size_is_the_floor_of_the_decimal_as_written(percent: object, rows: int) -> None:
-    size = batch_size_of(float(str(percent)), rows)
     exact = Fraction(str(percent)) * rows / 100
-    assert size == max(1, exact.numerator // exact.denominator)
+    if exact < 1:
+        with pytest.raises(ConfigError, match=f"of a row where there are {rows} training rows"):
+            batch_size_of(float(str(percent)), rows)
+        return
+    size = batch_size_of(float(str(percent)), rows)
+    assert size == exact.numerator // exact.denominator
     assert 1 <= size <= rows
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("tuner.grid.step_size=[1e-5,1e-5]",), r"tuner\.grid\.step_size=.*1e-05 more than once"),
+        (("tuner.grid.batch_percent=[10,10.0]",), r"tuner\.grid\.batch_percent=.*more than once"),
+        (
+            ("model.num_train=1000", "tuner.grid.batch_percent=[10,0.05]"),
+            r"tuner\.grid\.batch_percent=0\.05 .* 0\.5 of a row",
+        ),
+        (
+            (*FIXED, "model.num_train=1000", "tuner.batch_percent=0.02"),
+            r"tuner\.batch_percent=0\.02 .* 0\.2 of a row",
+        ),
+        (("tuner.grid.step_size=[1e-5,1e-46]",), r"step_size\[1\]=1e-46 .* from 1e-37 to 3e\+38"),
+        (("tuner=fixed", "tuner.step_size=1e39"), r"tuner\.step_size=1e\+39 .* from 1e-37"),
+        (("tuner=heuristic", "tuner.step_size=1e-38"), r"tuner\.step_size=1e-38 .* from 1e-37"),
+    ],
+)
+def test_arms_that_would_not_be_what_was_asked_for(
+    compose: Compose, overrides: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings_from(compose(*overrides))
 
 
 def test_batch_size_where_floating_point_is_one_row_short() -> None:

@@ -310,7 +310,7 @@ def test_a_real_terminal_of_unknown_size_shows_the_bar() -> None:
         os.close(main)
         os.close(worker)
     assert done.returncode == 0
-    assert re.search(r"rung 0: +\d+%\|.+\| 0\.\d/1\.0 s, 00:0\d left, best KSD 0\.3", shown)
+    assert re.search(r"rung 0: \|.+\| [01]\.\d/1\.0 s, 00:0\d left, best KSD 0\.3", shown)
 
 
 @pytest.mark.parametrize(
@@ -340,3 +340,46 @@ def test_only_a_run_of_the_papers_size_carries_no_note() -> None:
 def test_nothing_is_said_at_the_papers_size(console: Console, terminal: Terminal) -> None:
     console.banner("paper", True)
     assert terminal.getvalue() == ""
+
+
+def drawn(terminal: Terminal) -> str:
+    """The line that was drawn last, apart from the blanks that clear one."""
+    return [line for line in terminal.getvalue().split("\r") if line.strip()][-1]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_bar_has_ten_columns_at_least(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr("mamba_cli.console._Stream.columns", lambda stream: columns)
+    with Console(terminal, io.StringIO()) as console:
+        console.start("rung 1/3: 56 arms x 0.43 s", 24.1, "s")
+        for _ in range(3):
+            console.update(6.0, "best ksd 5.412: h=1e-05, n=10000, L=10")
+            assert console._bar is not None
+            console._bar.refresh()
+        line = drawn(terminal)
+    assert "best ksd 5.412" in line
+    # Two columns are left for the terminal's own ^C.
+    assert len(line.rstrip()) <= columns - 3
+    bar = line.split("|")[1]
+    assert len(bar) >= 10
+
+
+def test_ctrl_c_leaves_no_bar(terminal: Terminal) -> None:
+    def interrupted() -> None:
+        with Console(terminal, io.StringIO()) as console:
+            console.start("rung 1/3", 10.0, "s")
+            console.update(5.0, "a note")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert terminal.getvalue().endswith("\r" + " " * 79 + "\r")
+
+
+def test_a_table_that_a_full_disk_swallows_is_an_error(terminal: Terminal) -> None:
+    console = Console(terminal, Broken(errno.ENOSPC))
+    with pytest.raises(OSError, match="standard output"):
+        console.summary([("metric", "1")], "a title")
+    Console(terminal, Broken(errno.EPIPE)).summary([("metric", "1")], "a title")

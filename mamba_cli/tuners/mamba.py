@@ -169,7 +169,7 @@ class Halving:
             return "no usable arm yet"
         length = f", L={best.num_integration_steps}" if best.num_integration_steps > 1 else ""
         return (
-            f"best {self.reward.name} {best.reward:.4g}: "
+            f"{self.reward.name} {best.reward:.3g}, "
             f"h={best.step_size:.3g}, n={best.batch_size}{length}"
         )
 
