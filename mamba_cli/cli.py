@@ -37,7 +37,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mamba_cli.config import did_you_mean, group_options, settings_from
-from mamba_cli.errors import ConfigError, MambaError, NothingUsableError, StorageError
+from mamba_cli.errors import (
+    ConfigError,
+    MambaError,
+    NothingUsableError,
+    StorageError,
+    is_out_of_memory,
+)
 
 CONFIG_MODULE = "mamba_cli.conf"
 INTERRUPTED = 130
@@ -201,7 +207,7 @@ def _as_mamba_error(error: Exception, overrides: Sequence[str] = ()) -> MambaErr
         return ConfigError(_explain(error, overrides))
     if isinstance(error, OSError):
         return StorageError(_explain_os_error(error))
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         first_line = (str(error).splitlines() or [""])[0]
         return NothingUsableError(
             f"out of memory: {first_line}\nUse fewer rows, smaller batches or fewer draws."
@@ -316,12 +322,6 @@ def _explain_os_error(error: OSError, place: str = "") -> str:
             "some space and give the same command again: it goes on from there."
         )
     return f"the system refused{where}: {error.strerror or error}."
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # JAX's own class is named by text: importing JAX for the comparison would take seconds.
-    from_jax = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
-    return isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in str(error))
 
 
 def _options_page() -> str:
