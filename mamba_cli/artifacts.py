@@ -627,6 +627,10 @@ class RunFolder:
         return self.path / "provenance.json"
 
     @property
+    def steps_path(self) -> Path:
+        return self.path / "steps.json"
+
+    @property
     def log_path(self) -> Path:
         return self.path / "run.log"
 
@@ -658,6 +662,10 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read ``metrics.csv``; empty where there is none. Raises ``DataError``."""
         return read_metrics(self.metrics_path)
+
+    def write_steps(self, values: Mapping[str, Any]) -> None:
+        """Write ``steps.json``, the ledger of steps. Raises ``StorageError``."""
+        write_json(self.steps_path, values)
 
     def write_provenance(self, values: Mapping[str, Any]) -> None:
         """Write ``provenance.json``; the run's configuration is always in it."""

@@ -27,6 +27,7 @@ from mamba_cli.errors import ConfigError
 
 T = TypeVar("T")
 
+CLOCKS = ("wall", "calibrated")
 STAGES = ("tune", "ground_truth", "evaluate")
 TOP_LEVEL_KEYS = (
     "seed",
@@ -34,6 +35,7 @@ TOP_LEVEL_KEYS = (
     "data_dir",
     "results_dir",
     "run_dir",
+    "replay",
     "model",
     "sampler",
     "tuner",
@@ -248,6 +250,8 @@ class RunSettings:
     results_dir: Path
     run_dir: Path
     budget: str
+    clock: str  # wall | calibrated
+    replay: Path | None
     is_paper_size: bool
     model: str
     sampler: SamplerSettings
@@ -279,7 +283,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     if "num_train" in model.values:
         tuner.points(model.values["num_train"])
     budget = root.section("budget")
-    budget.refuse_unknown(("name",))
+    budget.refuse_unknown(("name", "clock"))
     if root.get("data_dir") is not None:
         root.folder("data_dir")
     return RunSettings(
@@ -288,6 +292,8 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         results_dir=root.folder("results_dir"),
         run_dir=root.folder("run_dir"),
         budget=budget.text("name"),
+        clock=budget.choice("clock", CLOCKS),
+        replay=None if root.get("replay") is None else root.folder("replay"),
         is_paper_size=budget.text("name") == "paper" and _has_paper_sizes(root),
         model=model.text("name"),
         sampler=sampler,

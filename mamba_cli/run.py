@@ -19,7 +19,7 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli import gradients, report
+from mamba_cli import gradients, replay, report
 from mamba_cli.artifacts import RunFolder
 from mamba_cli.chain import MinibatchScheme
 from mamba_cli.config import (
@@ -124,6 +124,8 @@ class Run:
             self.stages.discard("ground_truth")
         self.moments = Moments.load(self.moments_path)
         self.stage_number = 0
+        self.pace = replay.pace_of(settings.clock, folder.path, settings.replay)
+        self.store = replay.SteppedStore(folder, self.pace)
         self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
 
     @property
@@ -168,7 +170,11 @@ class Run:
         if unfinished:
             self.ledger.write(finished=True)
         self.folder.drop_checkpoint(mamba.CHECKPOINT)
-        self.close(best, rows, idle=not unfinished)
+        earlier = self.settings.replay
+        same, lines = replay.verdict(earlier, self.folder.path) if earlier else (True, [])
+        self.close(best, rows, idle=not unfinished, notes=lines if same else ["not identical"])
+        if not same:
+            raise NothingUsableError("\n  ".join(lines))
 
     def winner(self) -> dict[str, Any] | None:
         """``best.json``, checked; ``None`` where there is none. Raises ``DataError``."""
@@ -240,6 +246,7 @@ class Run:
             scheme=self.parts.scheme,
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
             keep_gradients=keeps_gradients,
+            pace=self.pace,
             seconds=self.ledger.seconds,
         )
 
@@ -301,7 +308,7 @@ class Run:
         common: dict[str, Any] = {
             "max_draws": tuner.max_draws,
             "rng_key": self.key_tune,
-            "store": self.folder,
+            "store": self.store,
             "reporter": self.console,
         }
         if isinstance(tuner, GridSettings):
@@ -383,7 +390,9 @@ class Run:
                     burn_in_fraction=settings.burn_in_fraction,
                     reference_std=self.moments.reference_std,
                     reporter=self.console,
+                    place=f"repeat {repeat}",
                 )
+                self.store.write_steps()
                 # Before the row that counts the repeat, so that no row is without its moments.
                 self.moments = self.moments.with_repeat(repeat, result)
                 self.moments.save(self.moments_path)
@@ -394,7 +403,12 @@ class Run:
         return rows
 
     def close(
-        self, best: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], *, idle: bool
+        self,
+        best: Mapping[str, Any] | None,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        idle: bool,
+        notes: Sequence[str] = (),
     ) -> None:
         """The closing table; an evaluation without a usable repeat is an error."""
         lines: list[tuple[str, str]] = []
@@ -403,6 +417,7 @@ class Run:
         lines += report.metric_lines(rows)
         done = " (finished before; nothing left to do)" if idle else ""
         lines += [("time", duration(self.ledger.elapsed_s) + done)]
+        lines += [("replay", note) for note in notes]
         lines += [("written to", str(self.folder.path))]
         note = size_note(self.settings.budget, self.settings.is_paper_size)
         title = report.title_of(self.settings)
