@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +24,8 @@ from jax import lax
 
 from mamba_cli import metrics
 from mamba_cli.data.split import hold_out_rows
-from mamba_cli.errors import ConfigError, MambaError
+from mamba_cli.errors import ConfigError
 from mamba_cli.types import Array, PyTree
-
-T = TypeVar("T")
 
 ROWS_PER_CHECK = 1024
 """Rows whose log likelihood is computed together when the start is checked."""
@@ -193,61 +190,6 @@ def _has_classes(prediction: np.ndarray, targets: np.ndarray) -> bool:
     if prediction.ndim == 1:
         return int(targets.min()) >= 0 and largest <= 1
     return prediction.ndim == 2 and largest < prediction.shape[1]
-
-
-def guarded(function: Callable[..., T], where: str, file: str | None = None) -> Callable[..., T]:
-    """``function`` of the user's, whose exceptions say where they came from.
-
-    Parameters
-    ----------
-    function
-        What the user wrote. It is called with tracers, so that its faults show while a program
-        is traced, whenever that is.
-    where
-        ``my_model.py: log_likelihood``.
-    file
-        The user's file: the line that failed there is named.
-
-    Raises
-    ------
-    ConfigError
-        In place of any exception of ``function``, which is its cause.
-    """
-
-    def call(*arguments: Any, **named: Any) -> T:
-        try:
-            return function(*arguments, **named)
-        except MambaError:
-            raise
-        except Exception as error:
-            lines = [
-                frame.lineno
-                for frame in traceback.extract_tb(error.__traceback__)
-                if file is not None and frame.filename == file
-            ]
-            line = f", line {lines[-1]}" if lines else ""
-            raise ConfigError(
-                f"{where}{line}: {type(error).__name__}: {_first_line(error)}{_hint(error)}"
-            ) from error
-
-    return call
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else "(no message)"
-
-
-def _hint(error: Exception) -> str:
-    if isinstance(
-        error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
-    ):
-        return (
-            " (the function is compiled by JAX: use jax.numpy instead of numpy, and jnp.where "
-            "instead of if on parameters or data; a size that is computed from the data must be "
-            "a constant)"
-        )
-    return ""
 
 
 def require_scalar(value: Any, where: str, expected: str) -> Array:
