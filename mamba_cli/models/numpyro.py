@@ -20,6 +20,7 @@ observations outside of a data plate, plates of another size around observations
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,9 @@ START_RADIUS = 0.5
 
 NUM_STARTS = 50
 """Starts that are tried for one where every density is finite."""
+
+TRACING = threading.Lock()
+"""NumPyro's stack of handlers is one for all threads, and programs are compiled in several."""
 
 NUM_COMPARED = 5
 """Rows whose likelihoods, one at a time and together, must agree."""
@@ -223,7 +227,8 @@ class _Posterior:
         resized = _OfRows(self.call, self.layout.plates, _length(rows))
         # The key is for sites without a value: predictions that the model draws and nobody reads.
         seeded = handlers.seed(handlers.substitute(resized, substitute_fn=value_of), 0)
-        trace = handlers.trace(seeded).get_trace(**rows, **self.kwargs)
+        with TRACING:
+            trace = handlers.trace(seeded).get_trace(**rows, **self.kwargs)
         return trace, jacobians, resized.scales
 
     def log_prior(self, row: Rows, position: Array) -> Array:
