@@ -633,6 +633,10 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
+    def parameters_path(self) -> Path:
+        return self.path / "parameters.csv"
+
+    @property
     def provenance_path(self) -> Path:
         return self.path / "provenance.json"
 

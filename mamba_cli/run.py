@@ -45,12 +45,14 @@ from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
 from mamba_cli.ledger import Ledger
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
+from mamba_cli.posterior_summary import write_parameters
 from mamba_cli.tuners import given, grid, halving, mamba
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
     AnyReward,
     ArmRecord,
     HasHoldOut,
+    HasNamedParameters,
     Hyperparameters,
     Model,
     PredictiveReward,
@@ -457,6 +459,8 @@ class Run:
                 # Before the row that counts the repeat, so that no row is without its moments.
                 self.moments = self.moments.with_repeat(repeat, result)
                 self.moments.save(self.moments_path)
+                if isinstance(bench.model, HasNamedParameters):
+                    write_parameters(self.folder.parameters_path, bench.model, repeat, result.draws)
                 row = {**names, "repeat": repeat, **result.row, "budget": self.settings.budget}
                 rows = [*rows, row]
                 self.folder.write_metrics(rows)
