@@ -13,6 +13,7 @@ import datetime
 import enum
 import errno
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -206,6 +207,15 @@ def remove_leftovers(folder: str | Path, *, older_than_s: float = 0.0) -> None:
         except FileNotFoundError:
             continue
         _remove_quietly(leftover)
+
+
+def sha256_of(path: str | Path) -> str:
+    """Sha256 of a file's content, in hex. Raises ``DataError``."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # --- JSON ---------------------------------------------------------------------------------------
@@ -621,6 +631,10 @@ class RunFolder:
     @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.csv"
+
+    @property
+    def parameters_path(self) -> Path:
+        return self.path / "parameters.csv"
 
     @property
     def provenance_path(self) -> Path:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from mamba_cli.workbench import Workbench
 class Evaluation:
     """Metrics of one repeat (columns of ``metrics.csv``), the posterior mean and sd it found.
 
-    Both are NaN unless the row's status is ok.
+    Both are NaN unless the row's status is ok. ``draws`` ``[num_scored, dim]`` are those that were
+    scored, evenly spaced over the chain; none of a chain that failed.
     """
 
     row: dict[str, Any]
     mean: np.ndarray
     std: np.ndarray
+    draws: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def evaluate(
             row["reason"] += f" after {row['num_burn_in_steps']} steps of burn-in"
         if row["status"] != "ok":
             return Evaluation(row, nothing, nothing)
-        return Evaluation(row, chain.mean, chain.std)
+        return Evaluation(row, chain.mean, chain.std, chain.thinned(max_draws)[0])
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mamba_cli import artifacts
 from mamba_cli.artifacts import RunFolder
+from mamba_cli.config import TOP_LEVEL_KEYS
 from mamba_cli.errors import ConfigError, DataError
 from mamba_cli.pacing import Calibrated, Pace, Replayed, StepLedger, WallClock
 from mamba_cli.types import ArmRecord
@@ -147,7 +148,9 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
             f"replay={folder} is not allowed: it must be the folder of a run, with its "
             f"provenance.json and steps.json."
         )
-    config = OmegaConf.create(stored["config"])
+    # What a run adds to its configuration is found anew.
+    kept = {key: value for key, value in stored["config"].items() if key in TOP_LEVEL_KEYS}
+    config = OmegaConf.create(kept)
     assert isinstance(config, DictConfig)
     config.replay = str(folder)
     config.run_dir = str(folder) + "-replay"

@@ -19,7 +19,7 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli import gradients, replay, report
+from mamba_cli import artifacts, curvature, gradients, nuts_cost, replay, report
 from mamba_cli.artifacts import RunFolder
 from mamba_cli.chain import MinibatchScheme
 from mamba_cli.config import (
@@ -45,12 +45,14 @@ from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
 from mamba_cli.ledger import Ledger
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
+from mamba_cli.posterior_summary import write_parameters
 from mamba_cli.tuners import given, grid, halving, mamba
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
     AnyReward,
     ArmRecord,
     HasHoldOut,
+    HasNamedParameters,
     Hyperparameters,
     Model,
     PredictiveReward,
@@ -81,10 +83,25 @@ def run(cfg: DictConfig) -> None:
     settings = settings_from(cfg)
     parts = Parts.of(cfg)
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+    config |= digests_of_files(config)
     folder = RunFolder.open(settings.run_dir, config, **_hydra())
     with folder, folder.log(), Console() as console:
-        console.banner(settings.budget, settings.is_paper_size)
+        console.banner(settings.budget, settings.needs_no_size_note)
         Run(cfg, settings, parts, folder, console, config).go()
+
+
+def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sha256 of the files that a user's model is read from, by the key that names them.
+
+    Part of what a run's folder remembers: a file that is changed makes another run.
+    """
+    named = {key: config["model"].get(key) for key in ("file", "data", "test_data")}
+    found = {
+        f"model.{key}": artifacts.sha256_of(Path(path).expanduser())
+        for key, path in named.items()
+        if isinstance(path, str) and Path(path).expanduser().is_file()
+    }
+    return {"file_sha256": found} if found else {}
 
 
 @dataclass(frozen=True)
@@ -148,7 +165,11 @@ class Run:
         num_rows = len(rows)
         if best is not None:
             rows = self._of_the_winner(best, rows)
-        needs_truth = "ground_truth" in self.stages and self._lacks_truth(rows)
+        needs_truth = (
+            "ground_truth" in self.stages
+            and self._lacks_truth(rows)
+            and not self._truth_was_skipped()
+        )
         if needs_truth and "evaluate" in self.stages:
             rows = rows[: len(self.moments.std)]  # a chain whose moments are lost runs again
         needs_evaluation = (
@@ -217,14 +238,34 @@ class Run:
         self._stage("model", self.settings.model)
         model: Model = build(self.cfg.model.posterior, "model.posterior")
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
-        self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
+        if not self._grid_is_open():
+            self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
         self.ledger.data_digests[self.settings.model] = model.digest
         if isinstance(self.parts.reward, PredictiveReward):
             self.parts.reward.check(model)
         with self.ledger.stage("map"):
             estimate = self.find_map(model)
             self.ledger.map = _without_position(estimate)
+            if self._grid_is_open():
+                self._lay_grid(model, estimate)
         return self.bench_of(model, estimate)
+
+    def _grid_is_open(self) -> bool:
+        tuner = self.settings.tuner
+        return not isinstance(tuner, FixedSettings) and tuner.grid.is_open
+
+    def _lay_grid(self, model: Model, estimate: MapEstimate) -> None:
+        """Fill in what the configuration leaves open of the grid, and say what it is."""
+        tuner = self.settings.tuner
+        assert not isinstance(tuner, FixedSettings)
+        key = jax.random.key(self.settings.map_search.seed)
+        scale = curvature.largest_curvature(model, estimate.position, key)
+        grid = tuner.grid
+        sizes = grid.step_sizes or curvature.step_sizes(scale)
+        percents = grid.batch_percents or curvature.batch_percents(model.num_data)
+        filled = replace(grid, step_sizes=sizes, batch_percents=percents)
+        self.settings = replace(self.settings, tuner=replace(tuner, grid=filled))
+        self.console.say(f"grid: {curvature.describe(scale, sizes, percents)}")
 
     def bench_of(self, model: Model, estimate: MapEstimate) -> Workbench:
         """What chains of a model that start at its MAP are made of."""
@@ -337,23 +378,33 @@ class Run:
         )
 
     def ground_truth(self, bench: Workbench, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """NUTS, or its cached result; finished repeats are compared with it."""
+        """NUTS, or its cached result; finished repeats are compared with it.
+
+        With ``ground_truth=auto`` there may be none: it is said why, and not tried again.
+        """
         settings = self.settings.ground_truth
         assert settings is not None
         self._stage("ground truth", f"NUTS, {settings.num_draws:,} draws on all rows")
-        asked = {field: value for field, value in vars(settings).items() if field != "recompute"}
+        ours = ("recompute", "max_s")
+        asked = {field: value for field, value in vars(settings).items() if field not in ours}
+        nuts = NutsSettings(**asked)
         with self.ledger.stage("ground_truth"):
             try:
+                if settings.max_s is not None:
+                    nuts = self._affordable(bench, nuts, settings.max_s)
                 truth = nuts_ground_truth(
                     bench.model,
                     jax.numpy.asarray(bench.start),
-                    NutsSettings(**asked),
+                    nuts,
                     cache_dir=self.settings.results_dir / "ground_truth",
                     search_dirs=(COMMITTED_GROUND_TRUTH,),
                     recompute=settings.recompute,
                     reporter=self.console,
                 )
             except NothingUsableError as error:
+                if settings.max_s is not None:
+                    self._skip_truth(str(error))
+                    return rows
                 raise NothingUsableError(
                     f"{error}; another configuration runs {report.ANOTHER_FOLDER}"
                 ) from error
@@ -363,6 +414,27 @@ class Run:
             rows = self.moments.compared(rows, truth.std)
             self.folder.write_metrics(rows)
         return rows
+
+    def _affordable(self, bench: Workbench, nuts: NutsSettings, max_s: float) -> NutsSettings:
+        """The settings NUTS is run with, if it is expected to take at most ``max_s`` seconds."""
+        cost = nuts_cost.estimate(bench.model, jax.numpy.asarray(bench.start), nuts)
+        self.console.say(f"{cost.describe()}; ground_truth.max_s={max_s:g}")
+        if cost.seconds > max_s:
+            raise NothingUsableError(f"{cost.describe()}, and ground_truth.max_s is {max_s:g}")
+        return nuts_cost.settings_for(cost, nuts)
+
+    @property
+    def _skipped_path(self) -> Path:
+        return self.folder.path / "ground_truth_skipped.json"
+
+    def _skip_truth(self, reason: str) -> None:
+        logger.warning("the ground truth is skipped: %s", reason)
+        artifacts.write_json(self._skipped_path, {"reason": reason})
+
+    def _truth_was_skipped(self) -> bool:
+        settings = self.settings.ground_truth
+        assert settings is not None
+        return settings.max_s is not None and not settings.recompute and self._skipped_path.exists()
 
     def evaluate(
         self, bench: Workbench, best: Mapping[str, Any], rows: list[dict[str, Any]]
@@ -396,6 +468,8 @@ class Run:
                 # Before the row that counts the repeat, so that no row is without its moments.
                 self.moments = self.moments.with_repeat(repeat, result)
                 self.moments.save(self.moments_path)
+                if isinstance(bench.model, HasNamedParameters):
+                    write_parameters(self.folder.parameters_path, bench.model, repeat, result.draws)
                 row = {**names, "repeat": repeat, **result.row, "budget": self.settings.budget}
                 rows = [*rows, row]
                 self.folder.write_metrics(rows)
@@ -419,7 +493,7 @@ class Run:
         lines += [("time", duration(self.ledger.elapsed_s) + done)]
         lines += [("replay", note) for note in notes]
         lines += [("written to", str(self.folder.path))]
-        note = size_note(self.settings.budget, self.settings.is_paper_size)
+        note = size_note(self.settings.budget, self.settings.needs_no_size_note)
         title = report.title_of(self.settings)
         self.console.summary(lines, title + (f" ({note})" if note else ""))
         failed = [row for row in rows if row.get("status") != "ok"]
