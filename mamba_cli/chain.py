@@ -157,12 +157,19 @@ class Chain:
             ``[m, dim]`` each with m = min(max_draws, kept); ``gradients`` are the
             sampler's own and ``[0, dim]`` when the program does not keep them.
         """
-        kept = self.num_kept
-        chosen = np.arange(kept)
-        if kept > max_draws:
-            chosen = ((np.arange(max_draws) + 1) * kept) // max_draws - 1
+        chosen = self._chosen(max_draws)
         positions, gradients = np.asarray(self.carry.positions), np.asarray(self.carry.gradients)
         return positions[chosen], gradients[chosen] if len(gradients) else gradients
+
+    def thinned_numbers(self, max_draws: int) -> np.ndarray:
+        """Which draws (1, 2, ...) those of :meth:`thinned` are, ``[m]``."""
+        return (self._chosen(max_draws) + 1) * int(self.carry.stride)
+
+    def _chosen(self, max_draws: int) -> np.ndarray:
+        kept = self.num_kept
+        if kept <= max_draws:
+            return np.arange(kept)
+        return ((np.arange(max_draws) + 1) * kept) // max_draws - 1
 
     def compact(self, max_kept: int | None = None) -> Chain:
         """The same chain in host memory, its buffer cut to the draws that are in it.

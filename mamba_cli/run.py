@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -80,14 +81,44 @@ def run(cfg: DictConfig) -> None:
     StorageError
         A result could not be written.
     """
+    with opened(cfg, Console()) as one:
+        one.console.banner(one.settings.budget, one.settings.needs_no_size_note)
+        one.go()
+
+
+@contextmanager
+def opened(
+    cfg: DictConfig, console: Console, *, model: Model | None = None, pictures: bool = True
+) -> Iterator[Run]:
+    """A run whose folder is locked and whose log is written while the context lasts.
+
+    Parameters
+    ----------
+    cfg
+        A composed configuration.
+    console
+        Where the run says how far it is.
+    model
+        In place of the model that is configured.
+    pictures
+        Whether ``tuning.png`` and ``evaluation.png`` are drawn.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range, or the run's folder holds another configuration.
+    StorageError
+        The folder cannot be made or written.
+    """
     settings = settings_from(cfg)
     parts = Parts.of(cfg)
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     config |= digests_of_files(config)
+    if model is not None:
+        config["model_digest"] = model.digest
     folder = RunFolder.open(settings.run_dir, config, **_hydra())
-    with folder, folder.log(), Console() as console:
-        console.banner(settings.budget, settings.needs_no_size_note)
-        Run(cfg, settings, parts, folder, console, config).go()
+    with folder, folder.log(), console:
+        yield Run(cfg, settings, parts, folder, console, config, model=model, pictures=pictures)
 
 
 def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,9 +163,13 @@ class Run:
         folder: RunFolder,
         console: Console,
         config: Mapping[str, Any],
+        *,
+        model: Model | None = None,
+        pictures: bool = True,
     ) -> None:
         self.cfg, self.settings, self.parts = cfg, settings, parts
         self.folder, self.console = folder, console
+        self.model, self.pictures = model, pictures
         self.ledger = Ledger(folder, config, settings, parts.reward)
         self.stages = set(settings.stages)
         if settings.ground_truth is None:
@@ -236,7 +271,7 @@ class Run:
     def prepare(self) -> Workbench:
         """The model, its MAP, and what chains are made of."""
         self._stage("model", self.settings.model)
-        model: Model = build(self.cfg.model.posterior, "model.posterior")
+        model: Model = self.model or build(self.cfg.model.posterior, "model.posterior")
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
         if not self._grid_is_open():
             self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
@@ -514,7 +549,8 @@ class Run:
         return settings.recompute or len(rows) < wanted or not compared
 
     def _draw_tuning(self, *, again: bool) -> None:
-        report.draw_tuning(self.folder, self.settings, self.parts.reward, again=again)
+        if self.pictures:
+            report.draw_tuning(self.folder, self.settings, self.parts.reward, again=again)
 
     def _stage(self, name: str, detail: str) -> None:
         self.stage_number += 1
