@@ -481,8 +481,9 @@ def kernel(sampler: str, gradient: GradientFn, **parameters: Any) -> Kernel:
     """
     _check_option("sampler", sampler)
     cfg = _composed([f"sampler={sampler}"])
-    node = OmegaConf.merge(cfg.sampler.kernel, parameters)
-    assert isinstance(node, DictConfig)
+    own = OmegaConf.to_container(cfg.sampler.kernel)
+    assert isinstance(own, dict)
+    node = OmegaConf.create({**own, **parameters})
     made: Kernel = build(node, "sampler.kernel")(gradient)
     return made
 
@@ -498,16 +499,15 @@ def _check_option(group: str, option: str) -> None:
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
     """The configuration that the command line would compose, whatever Hydra is doing besides."""
-    instance = GlobalHydra.instance()
-    outer = instance.hydra
-    instance.clear()
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             return hydra.compose("config", overrides=list(overrides))
     except HydraException as error:
         raise ConfigError(str(error).strip().splitlines()[0]) from error
     finally:
-        instance.hydra = outer
+        GlobalHydra.instance().hydra = outer
 
 
 @contextmanager
@@ -531,9 +531,7 @@ def _run(
         else:
             folder = Path(run_dir)
         cfg = _composed([*chosen, f"sampler={sampler}", f"seed={seed}", *overrides])
-        cfg.run_dir = str(folder)
-        if run_dir is None:
-            cfg.results_dir = str(folder)
+        cfg.run_dir = cfg.results_dir = str(folder)
         if own is not None:
             cfg.model.name = own.name
         cfg.stages = ["tune"]
