@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mamba_cli.chain import Budget, Chain, LayoutError, advance
+from mamba_cli.chain import Chain, LayoutError
 from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.tuners.halving import Rung, draws_to_score, promote, schedule, total_s
 from mamba_cli.tuners.result import Checkpoints, Tuning
@@ -107,6 +107,7 @@ class Halving:
         )
         compile_s = self.bench.compile(arm.hyperparameters.batch_size for arm in arms)
         scorer_compile_s = self.scorer.warm_up(num_scored)
+        self.bench.calibrate(arm.hyperparameters for arm in arms)
         after: list[Arm] = []
         records: list[ArmRecord] = []
         values: list[float] = []
@@ -141,7 +142,8 @@ class Halving:
                 key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), number)
                 chain = program.start(key, position, arm.hyperparameters)
             before_s = chain.elapsed_s
-            chain = advance(program, chain, Budget(seconds=rung.seconds), self.bench.clock)
+            place = f"rung {number}, arm {arm.index}"
+            chain = self.bench.pace.run(program, chain, rung.seconds, place, self.bench.clock)
             self.bench.seconds.sampling += chain.elapsed_s - before_s
             chain = chain.compact(2 * num_scored)
             arm = replace(arm, chain=chain)
