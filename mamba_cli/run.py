@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from mamba_cli.config import (
     settings_from,
 )
 from mamba_cli.console import Console, duration, size_note
+from mamba_cli.curvature import whitening_at
 from mamba_cli.errors import ConfigError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
@@ -48,14 +50,17 @@ from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
 from mamba_cli.tuners import given, grid, halving, mamba
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
+    AccumulatedReward,
     AnyReward,
     ArmRecord,
+    AsksForWhitening,
     HasHoldOut,
     Hyperparameters,
     Model,
     PredictiveReward,
     Sampler,
 )
+from mamba_cli.whitening import Whitening
 from mamba_cli.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -229,9 +234,7 @@ class Run:
             estimator = gradients.standard(model)
         tuner, reward = self.settings.tuner, self.parts.reward
         scored = 0 if isinstance(tuner, FixedSettings) else tuner.max_draws
-        keeps_gradients = False
-        if reward is not None and not isinstance(reward, PredictiveReward):
-            keeps_gradients = reward.gradients == "stochastic"
+        keeps_gradients = getattr(reward, "gradients", None) == "stochastic"
         return Workbench(
             model=model,
             start=position,
@@ -240,6 +243,9 @@ class Run:
             scheme=self.parts.scheme,
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
             keep_gradients=keeps_gradients,
+            block_features=reward.features(model.dim)
+            if isinstance(reward, AccumulatedReward)
+            else None,
             seconds=self.ledger.seconds,
         )
 
@@ -313,21 +319,33 @@ class Run:
                 metric=tuner.metric,
                 **common,
             )
-        assert self.parts.reward is not None
+        reward = self.parts.reward
+        assert reward is not None
         records = self.folder.read_tuning()
         winner = complete_winner(records, arms, tuner)
         if winner is not None:
             self.console.message("tuning.csv is complete: the winner is taken from it")
             return Tuning(records, winner)
+        if isinstance(reward, AsksForWhitening):
+            bench.whitening = self.whitening_of(bench, reward.whitening)
         return mamba.tune(
             bench,
-            self.parts.reward,
+            reward,
             arms,
             reduction_factor=tuner.reduction_factor,
             longest_arm_s=tuner.longest_arm_s,
             score_on=tuner.score_on,
             **common,
         )
+
+    def whitening_of(self, bench: Workbench, method: str) -> Whitening:
+        """The coordinates of a reward that asks for some, the same for every arm."""
+        began_s = time.perf_counter()
+        whitening = whitening_at(bench.model, bench.start, method)
+        bench.seconds.whitening += time.perf_counter() - began_s
+        kind = "diagonal" if whitening.is_diagonal else "dense"
+        self.console.message(f"coordinates whitened by the {method} at the MAP, {kind}")
+        return whitening
 
     def ground_truth(self, bench: Workbench, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """NUTS, or its cached result; finished repeats are compared with it."""

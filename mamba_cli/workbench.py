@@ -16,7 +16,8 @@ from jax import lax
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
-from mamba_cli.types import Array, HasSquaredError, Model, PyTree, Sampler
+from mamba_cli.types import Array, FeatureFn, HasSquaredError, Model, PyTree, Sampler
+from mamba_cli.whitening import Whitening
 
 PREDICTION_CHUNK = 16
 """Draws whose predictions are averaged per dispatch."""
@@ -32,6 +33,7 @@ class Seconds:
     sampling: float = 0.0
     gradients: float = 0.0
     reward: float = 0.0
+    whitening: float = 0.0
 
 
 @dataclass
@@ -54,6 +56,10 @@ class Workbench:
         Draws a chain's buffer holds; at least twice what is scored gives evenly spaced draws.
     keep_gradients
         Whether chains keep the sampler's own gradients (stochastic rewards read them).
+    block_features
+        What chains sum over blocks of draws, for a reward that is read off these sums.
+    whitening
+        The coordinates of rewards that ask for them.
     clock
         Seconds, monotonic; tests put their own here.
     """
@@ -65,6 +71,8 @@ class Workbench:
     scheme: MinibatchScheme
     capacity: int
     keep_gradients: bool = False
+    block_features: FeatureFn | None = None
+    whitening: Whitening | None = None
     clock: Clock = time.perf_counter
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
@@ -110,6 +118,7 @@ class Workbench:
                 batch_size,
                 capacity=self.capacity,
                 keep_gradients=self.keep_gradients,
+                block_features=self.block_features,
             )
         return self._programs[batch_size]
 

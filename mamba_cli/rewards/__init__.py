@@ -8,12 +8,14 @@ from mamba_cli.rewards.fssd import FiniteSetSteinDiscrepancy, fssd, optimise_tes
 from mamba_cli.rewards.ksd import KernelSteinDiscrepancy, ksd
 from mamba_cli.rewards.ood import OutOfDistribution
 from mamba_cli.rewards.predictive import PredictiveMetric
+from mamba_cli.rewards.stein_moments import SteinMoments
 
 __all__ = [
     "FiniteSetSteinDiscrepancy",
     "KernelSteinDiscrepancy",
     "OutOfDistribution",
     "PredictiveMetric",
+    "SteinMoments",
     "fssd",
     "ksd",
     "optimise_test_locations",
