@@ -48,6 +48,7 @@ from mamba_cli.ledger import Ledger
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
 from mamba_cli.tuners import given, grid, halving, mamba
+from mamba_cli.tuners.guards import Guards, principal_axes
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
     AccumulatedReward,
@@ -295,6 +296,7 @@ class Run:
         batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
         best = best_of(tuning.winner._replace(batch_size=batch_size), num_data)
         best["budget"] = self.settings.budget
+        best |= report.certainty(tuning, self.settings, self.parts.reward)
         self.folder.write_best(best)
         self._draw_tuning(again=True)
         return best
@@ -325,7 +327,9 @@ class Run:
         winner = complete_winner(records, arms, tuner)
         if winner is not None:
             self.console.message("tuning.csv is complete: the winner is taken from it")
-            return Tuning(records, winner)
+            return mamba.finished(
+                records, winner.rung + 1, -1.0 if reward.higher_is_better else 1.0
+            )
         if isinstance(reward, AsksForWhitening):
             bench.whitening = self.whitening_of(bench, reward.whitening)
         return mamba.tune(
@@ -335,8 +339,24 @@ class Run:
             reduction_factor=tuner.reduction_factor,
             longest_arm_s=tuner.longest_arm_s,
             score_on=tuner.score_on,
+            guards=self.guards_of(bench) if tuner.guards else None,
+            check_s=tuner.check_s,
+            keep_ties=tuner.keep_ties,
             **common,
         )
+
+    def guards_of(self, bench: Workbench) -> Guards:
+        """Guards that measure by the reward's coordinates, or by the Hessian at the MAP."""
+        whitening = bench.whitening
+        if whitening is None:
+            try:
+                whitening = self.whitening_of(bench, "hessian")
+            except NothingUsableError as error:
+                raise NothingUsableError(
+                    f"tuner.guards=true measures by the curvature at the MAP, which is no scale "
+                    f"here ({error}); tuner.guards=false runs without"
+                ) from error
+        return Guards(bench.start, principal_axes(whitening), bench.log_densities)
 
     def whitening_of(self, bench: Workbench, method: str) -> Whitening:
         """The coordinates of a reward that asks for some, the same for every arm."""

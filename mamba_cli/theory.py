@@ -57,6 +57,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mamba_cli.tuners.halving import Rung, schedule, total_s
+from mamba_cli.types import ArmRecord
 
 FLAT = 1e-12
 """A budget is found to this relative precision."""
@@ -218,3 +219,29 @@ def budget_for(
         middle = 0.5 * (low + high)
         low, high = (middle, high) if bound(middle) > error else (low, middle)
     return total_s(schedule(num_arms, reduction_factor, high))
+
+
+def problem_of(records: Sequence[ArmRecord], winner: ArmRecord, sign: float) -> Problem:
+    """The theorem's terms as a run estimates them, the winner taken for the best arm.
+
+    sigma is the largest std_error sqrt(elapsed_s) over the arms, and the gaps are differences of
+    rewards, both in the last rung of each arm. An arm that failed is at an infinite distance; one
+    that was pruned early with a reward below the winner's, on a shorter chain, leaves no gap. The
+    terms are estimates, and what follows from them is no guarantee but a measure.
+
+    Parameters
+    ----------
+    records, winner
+        All rungs of a tuning, and its winner.
+    sign
+        Times the reward gives a number of which lower is better.
+    """
+    last = {record.arm: record for record in records}
+    usable = {arm: record for arm, record in last.items() if record.status == "ok"}
+    sigmas = [r.reward_std_error * math.sqrt(r.elapsed_s) for r in usable.values()]
+    gaps = [
+        sign * (usable[arm].reward - winner.reward) if arm in usable else math.inf
+        for arm in last
+        if arm != winner.arm
+    ]
+    return Problem(max((s for s in sigmas if math.isfinite(s)), default=math.nan), tuple(gaps))

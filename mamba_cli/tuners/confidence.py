@@ -66,10 +66,12 @@ def mark_best_set(records: Sequence[ArmRecord], sign: float) -> list[ArmRecord]:
     Parameters
     ----------
     records
-        All rungs of a tuning.
+        All rungs of a tuning. Where no reward has a standard error they come back as they are.
     sign
         Times the reward gives a number of which lower is better.
     """
+    if not any(math.isfinite(record.reward_std_error) for record in records):
+        return list(records)
     last: dict[int, ArmRecord] = {record.arm: record for record in records}
     marked = []
     num_rungs = len({record.rung for record in records})

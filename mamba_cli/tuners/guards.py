@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from numpyro.diagnostics import effective_sample_size
 
 from mamba_cli.whitening import Whitening
 
@@ -64,7 +65,7 @@ ENERGY_GROWTH = 4.0
 DRIFT_GROWTH = 2.0
 """Of a check run: the energy of its second half over that of its first."""
 
-NUM_ENERGIES = 8
+NUM_ENERGIES = 16
 """Draws of each part of a suspect chain whose log density is evaluated."""
 
 Floats = NDArray[np.floating[Any]]
@@ -195,28 +196,14 @@ def principal_axes(whitening: Whitening) -> Whitening:
     return Whitening(whitening.centre, vectors * roots)
 
 
-def effective_sample_size(values: Floats) -> float:
-    """Effective sample size of a series ``[m]`` by batch means over about sqrt(m) batches.
-
-    m var(x) / (b var(batch means)) with batches of b draws; between 1 and m, and 1 for fewer than
-    four draws or a series that does not vary.
-    """
-    length = math.isqrt(len(values))
-    if len(values) < 4 or not np.var(values) > 0:
-        return 1.0
-    num_batches = len(values) // length
-    used = np.asarray(values, np.float64)[-num_batches * length :]
-    of_means = float(np.var(used.reshape(num_batches, length).mean(axis=1), ddof=1))
-    size = len(used) * float(np.var(used, ddof=1)) / (length * of_means) if of_means else math.inf
-    return float(np.clip(size, 1.0, len(values)))
-
-
 def _frozen_reason(whitened: Floats, spread: float) -> str:
     most = int(np.argmax(np.mean(whitened**2, axis=0)))
-    size = effective_sample_size(whitened[:, most])
+    # Of one chain; the library divides by 0 where nothing varies.
+    with np.errstate(all="ignore"):
+        size = float(effective_sample_size(whitened[None, :, most]))
     return (
         f"the draws reach {math.sqrt(spread):.2g} of the posterior's scale in the direction that "
-        f"moved most (effective sample size there {size:.2g} of {len(whitened)})"
+        f"moved most (effective sample size there {size:.2g}, of {len(whitened)} draws)"
     )
 
 
