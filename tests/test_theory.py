@@ -10,6 +10,8 @@ import pytest
 
 from mamba_cli import theory
 from mamba_cli.tuners.halving import Rung, schedule, total_s
+from mamba_cli.tuners.scoring import Score, record_of
+from mamba_cli.types import ArmRecord, Hyperparameters
 
 
 def lost_share(
@@ -178,3 +180,27 @@ def test_a_budget_gives_the_error_that_was_asked_for() -> None:
         assert theory.error_bound(scaled, sigma=0.2, gaps=gaps) == pytest.approx(error, rel=1e-6)
     assert all(less < more for less, more in pairwise(needed))
     assert theory.budget_for(0.05, 8, 2, sigma=0.2, gaps=[0.0, *gaps[1:]]) == math.inf
+
+
+def test_a_runs_own_estimates_of_sigma_and_the_gaps() -> None:
+    def row(rung: int, arm: int, reward: float, std_error: float, elapsed_s: float) -> ArmRecord:
+        status = "ok" if math.isfinite(reward) else "diverged"
+        score = Score(reward, 10, 0.0, status, "", std_error)
+        return record_of(arm, Hyperparameters(0.1, 5), score, rung=rung, elapsed_s=elapsed_s)
+
+    nan = math.nan
+    records = [
+        row(0, 0, 9.0, 8.0, 1.0),
+        row(0, 1, 4.0, 0.5, 1.0),
+        row(0, 2, 7.0, 0.3, 1.0),
+        row(0, 3, nan, nan, 0.1),
+        row(1, 0, 2.0, 0.2, 16.0),
+        row(1, 1, 3.0, 0.1, 16.0),
+    ]
+    problem = theory.problem_of(records, records[4], 1.0)
+    # 0.2 sqrt(16), 0.1 sqrt(16), 0.3 sqrt(1); gaps 3 - 2, 7 - 2 and a failed arm.
+    assert problem.sigma == pytest.approx(0.8)
+    assert problem.gaps == (1.0, 5.0, math.inf)
+    assert problem.h2 == pytest.approx(max(2 / 1, 3 / 25))
+    flipped = [r._replace(reward=-r.reward) for r in records]
+    assert theory.problem_of(flipped, flipped[4], -1.0) == problem
