@@ -5,12 +5,22 @@ that decays fast enough has E[s] = 0 and E[s w^T] = -I (integration by parts: th
 operator applied to w_i and w_i w_j). What is left of them under the law of the draws,
 
 .. math::
-    z_1 = E[s], \qquad Z_2 = \tfrac12 E[s w^\top + w s^\top] + I, \qquad
-    D = \sqrt{\|z_1\|^2 + \|Z_2\|_F^2},
+    z_1 = E[s], \qquad Z_2 = \tfrac12 E[s w^\top + w s^\top] + I,
 
-is the discrepancy. It is the same in every rotation of w. For a Gaussian posterior, N(0, I) in w,
-and draws of mean m and covariance C: z_1 = -m and Z_2 = I - C - m m^T, so that D is zero exactly
-where both moments are right. A chain frozen at the mode has D = sqrt(dim).
+says how wrong the first two moments are. Two numbers are made of it, each zero exactly where both
+vanish and the same in every rotation of w:
+
+.. math::
+    D_{norm}^2 = \|z_1\|^2 + \|Z_2\|_F^2, \qquad
+    D_{W}^2 = \|z_1\|^2 + \sum_k \big(\sqrt{c_k} - 1\big)^2,
+
+with c_k the eigenvalues of I - Z_2 - z_1 z_1^T, those below zero taken as zero. ``norm`` is the
+discrepancy of the paper. For a Gaussian posterior, N(0, I) in w, and draws of mean m and covariance
+C, z_1 = -m and Z_2 = I - C - m m^T, so that c_k are the eigenvalues of C and ``wasserstein`` is the
+2-Wasserstein distance of two Gaussians with the moments of draws and posterior, in posterior
+standard deviations; for other posteriors it is the same function of what the scores say. Near zero
+it weighs Z_2 by a half, far out it grows like the width of the draws where ``norm`` grows like its
+square: noise in Z_2 is not magnified. A chain frozen at the mode has sqrt(dim) by both.
 
 **Why the sampler's own gradients will do.** The features are linear in the score. A kernel of this
 package evaluates the gradient of step t at the position it has just arrived at, on a minibatch
@@ -19,7 +29,7 @@ full gradient, so that the sums have the same mean as with full gradients, and n
 averages out. A discrepancy that is quadratic in the scores (a KSD) is biased by that noise.
 
 * *Noise.* In whitened coordinates the estimate from n of N rows without replacement has a variance
-  of about (N - n)/n per coordinate, so D^2 of T draws is raised by about
+  of about (N - n)/n per coordinate, so the norm's D^2 of T draws is raised by about
   (dim + (dim^2 + dim)/2)(N - n)/(n T). Like the error of the draws themselves it falls with their
   number: an arm with a small minibatch has to make up for it by draws. At n = N it is zero.
 * *Without replacement* changes the size of the noise, (N - n)/(N - 1), not its mean.
@@ -37,15 +47,14 @@ averages out. A discrepancy that is quadratic in the scores (a KSD) is biased by
   a chain of T draws that needs tau draws to spread has Z_2 near I tau/T. This is an error its
   estimates have too, and it is wanted: the reward of a slow arm is that of its draws so far.
 
-**Standard error**, by batch means: with z_b the features of block b of B blocks of equal length,
-the variance of the mean is sum_b (z_b - z)(z_b - z)^T / (B (B - 1)), and by the delta method
+**Standard error**, by batch means: with D_(b) the value without block b of B equal blocks,
 
-    SE(D)^2 = sum_b ((z_b - z) . z / D)^2 / (B (B - 1)).
+    SE(D)^2 = (B - 1)/B sum_b (D_(b) - mean of D_(b))^2        (the jackknife over blocks).
 
 The larger of this with B blocks and with B/2 of twice the length is taken, so that blocks shorter
 than the correlation time show. Both are too small for a chain that has not mixed at all, as every
 estimate from one chain is; and where D is all noise, D itself is of the size of its error and the
-delta method is off by a factor of order one.
+jackknife is off by a factor of order one.
 
 Cost: O(dim^2) a draw up to ``whitening.MAX_DENSE_DIM`` dimensions; beyond, O(dim), with a diagonal
 whitening and the diagonal of Z_2 alone. Nothing per draw is stored, and no gradient over all rows
@@ -61,7 +70,9 @@ sum over monomials, so that it does not depend on the axes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -70,6 +81,7 @@ from mamba_cli.types import Array, BlockSums, FeatureFn, PyTree, Scored
 from mamba_cli.whitening import MAX_DENSE_DIM, Floats, Whitening
 
 WHITENINGS = ("hessian", "fisher")
+DISTANCES = ("wasserstein", "norm")
 
 MIN_ERROR_BLOCKS = 4
 """Full blocks below which there is no standard error."""
@@ -118,21 +130,63 @@ def stein_moments(sums: BlockSums, whitening: Whitening) -> tuple[Floats, Floats
     return gradient, 0.5 * (cross + np.swapaxes(cross, 1, 2)) + np.eye(len(offset))
 
 
-def batch_means_error(features: Floats, mean: Floats) -> float:
-    """Standard error of |mean| from features ``[num_blocks, k]`` of equal blocks.
+def moment_distance(first: Floats, second: Floats, distance: str = "wasserstein") -> Floats:
+    """One number of z_1 and Z_2; see the module's docstring.
 
-    NaN with fewer than ``MIN_ERROR_BLOCKS`` blocks; see the module's docstring.
+    Parameters
+    ----------
+    first, second
+        z_1 ``[..., dim]`` and Z_2 ``[..., dim, dim]``, or its diagonal ``[..., dim]``: the
+        covariance is then taken as diagonal.
+    distance
+        ``wasserstein`` or ``norm``.
+
+    Returns
+    -------
+    array
+        ``[...]``.
+    """
+    squares = np.sum(first**2, axis=-1)
+    is_diagonal = second.ndim == first.ndim
+    if distance == "norm":
+        axes = -1 if is_diagonal else (-2, -1)
+        return np.asarray(np.sqrt(squares + np.sum(second**2, axis=axes)))
+    assert distance == "wasserstein", distance
+    if is_diagonal:
+        variances: Floats = 1.0 - second - first**2
+    else:
+        outer = first[..., :, None] * first[..., None, :]
+        variances = np.linalg.eigvalsh(np.eye(first.shape[-1]) - second - outer)
+    widths = np.sqrt(np.maximum(variances, 0.0))
+    return np.asarray(np.sqrt(squares + np.sum((widths - 1.0) ** 2, axis=-1)))
+
+
+def batch_means_error(value: Callable[[Floats, Floats], Floats], *features: Floats) -> float:
+    """Standard error of ``value`` of the means of features over blocks of equal length.
+
+    Parameters
+    ----------
+    value
+        A function of means ``[m, ...]``, to ``[m]``.
+    features
+        The means of every block, ``[num_blocks, ...]`` each.
+
+    Returns
+    -------
+    float
+        The jackknife's, or that with half as many blocks if it is larger; NaN with fewer than
+        ``MIN_ERROR_BLOCKS`` blocks.
     """
     errors = []
-    blocks, norm = features, float(np.linalg.norm(mean))
     for _ in range(2):
-        num_blocks = len(blocks)
+        num_blocks = len(features[0])
         if num_blocks < MIN_ERROR_BLOCKS:
             break
-        along = (blocks - blocks.mean(axis=0)) @ mean / (norm or 1.0)
-        errors.append(float(np.sqrt(np.sum(along**2) / (num_blocks * (num_blocks - 1)))))
-        even = blocks[: num_blocks - num_blocks % 2]
-        blocks = 0.5 * (even[0::2] + even[1::2])
+        without_one = [(f.sum(axis=0) - f) / (num_blocks - 1) for f in features]
+        values = value(*without_one)
+        spread = np.sum((values - values.mean()) ** 2)
+        errors.append(float(np.sqrt((num_blocks - 1) / num_blocks * spread)))
+        features = tuple(0.5 * (f[0 : 2 * (num_blocks // 2) : 2] + f[1::2]) for f in features)
     return max(errors, default=math.nan)
 
 
@@ -144,6 +198,8 @@ class SteinMoments:
     ----------
     whitening
         ``hessian`` or ``fisher``, at the MAP; see ``curvature.whitening_at``.
+    distance
+        ``wasserstein`` or ``norm``.
 
     Raises
     ------
@@ -152,11 +208,13 @@ class SteinMoments:
     """
 
     whitening: str = "hessian"
+    distance: str = "wasserstein"
     name: str = "stein_moments"
     higher_is_better: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         require(self.whitening in WHITENINGS, "whitening", self.whitening, " or ".join(WHITENINGS))
+        require(self.distance in DISTANCES, "distance", self.distance, " or ".join(DISTANCES))
 
     def features(self, dim: int) -> FeatureFn:
         """Raw coordinates: what whitens them is applied to the sums."""
@@ -164,11 +222,11 @@ class SteinMoments:
         return outer_features if dense else diagonal_features
 
     def __call__(self, sums: BlockSums, whitening: Whitening) -> Scored:
-        counts = np.asarray(sums.num_draws)
         if not all(np.isfinite(leaf).all() for leaf in sums.features.values()):
             return Scored(math.nan, math.nan)
-        first, second = stein_moments(sums, whitening)
-        features = np.concatenate([first, second.reshape(len(second), -1)], axis=1)
-        mean = np.average(features, axis=0, weights=counts)
-        full = features[counts == counts[0]]
-        return Scored(float(np.linalg.norm(mean)), batch_means_error(full, mean))
+        counts = np.asarray(sums.num_draws)
+        moments = stein_moments(sums, whitening)
+        distance = partial(moment_distance, distance=self.distance)
+        value = distance(*(np.average(block, axis=0, weights=counts) for block in moments))
+        full = [block[counts == counts[0]] for block in moments]
+        return Scored(float(value), batch_means_error(distance, *full))
