@@ -10,7 +10,7 @@ started at the MAP has E[u_j^2] = lambda_j h t after t steps, as long as that is
 directions move first.
 
 **Frozen.** The largest of the spreads E[u_j^2] is below ``FROZEN_SPREAD``: no direction, not even
-the stiffest, has covered a tenth of the posterior's scale. Such a chain scores like a point, and an
+the stiffest, has covered a seventh of the posterior's scale. Such a chain scores like a point, and an
 arm with few draws must not be called frozen for being short: its spread is first extrapolated to
 the end of the longest arm's seconds, in proportion to time, or to its square while the chain is in
 its first ``FLIGHT_STEPS`` steps, where a momentum may carry it in a straight line. Soft directions
@@ -44,7 +44,7 @@ from numpyro.diagnostics import effective_sample_size
 
 from mamba_cli.whitening import Whitening
 
-FROZEN_SPREAD = 0.01
+FROZEN_SPREAD = 0.02
 """Mean square of a whitened coordinate below which a direction has not moved."""
 
 FEWEST_NUMBERS = 8

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mamba_cli.rewards.stein_moments import batch_means_error
 from mamba_cli.tuners.confidence import (
     arms_of_best_set,
     best_set,
@@ -98,6 +97,11 @@ def test_the_unspent_seconds_are_those_given_and_not_taken() -> None:
     assert unspent_s(rungs, []) == 0.0
 
 
+def batch_means_error(draws: np.ndarray, num_blocks: int) -> float:
+    means = draws[: num_blocks * (len(draws) // num_blocks)].reshape(num_blocks, -1).mean(axis=1)
+    return float(np.std(means, ddof=1) / math.sqrt(num_blocks))
+
+
 def halving_records(
     losses: np.ndarray, rho: float, rng: np.random.Generator, longest_s: float
 ) -> list[ArmRecord]:
@@ -120,8 +124,7 @@ def halving_records(
         of_rung = []
         for arm in alive:
             draws = chains[arm, :made]
-            blocks = draws[: 16 * (made // 16)].reshape(16, -1).mean(axis=1)[:, None]
-            error = batch_means_error(blocks, np.ones(1))
+            error = max(batch_means_error(draws, num_blocks) for num_blocks in (16, 8))
             of_rung.append(record(number, arm, losses[arm] + draws.mean(), error, made / 100))
         kept = promote([r.reward for r in of_rung], rung.num_promoted)
         alive = [alive[index] for index in kept]

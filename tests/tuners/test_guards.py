@@ -84,7 +84,7 @@ def test_a_sound_arm_is_not_frozen_for_being_short(seed: int) -> None:
 
 def test_the_spread_grows_with_time_and_in_flight_with_its_square() -> None:
     guards = gaussian_guards(np.eye(2))
-    draws = np.full((4, 2), np.sqrt(0.01 / 50))  # a spread of 0.0002: 50 times too small
+    draws = np.full((4, 2), np.sqrt(0.02 / 50))  # a spread of 0.0004: 50 times too small
     assert guards.verdict(draws, num_steps=FLIGHT_STEPS + 1, lifetimes=49.0) is not None
     assert guards.verdict(draws, num_steps=FLIGHT_STEPS + 1, lifetimes=51.0) is None
     assert guards.verdict(draws, num_steps=FLIGHT_STEPS, lifetimes=7.0) is not None
