@@ -6,8 +6,9 @@ Random grids of SGLD arms, most of them broken by construction: *frozen*, so sma
 its law the chain covers 4 % of the posterior's scale at most, in the stiffest direction, or
 *unstable*, a step beyond 4 / lambda_max, from barely (with the Gaussian) to thousands of times. The
 others are sound. Half of the posteriors are Gaussian; half have log-cosh tails, where the gradient
-is bounded and an unstable chain never overflows. All are rotated, with condition numbers up to 10^4 and scales from 0.01 to 1 in raw
-coordinates. Minibatches are Gaussian noise of the variance (N - n) / n per whitened coordinate.
+is bounded and an unstable chain never overflows. All are rotated, with condition numbers up to 10^4
+and scales from 0.01 to 1 in raw coordinates. Minibatches are Gaussian noise of the variance
+(N - n) / n per whitened coordinate.
 
 All chains run side by side. Every reward of conf/reward picks its best arm, once among all arms
 that are finite and move at all (what a tuning without guards has), and once among those that pass
