@@ -70,21 +70,17 @@ sum over monomials, so that it does not depend on the axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from mamba_cli.rewards.draws import require
+from mamba_cli.rewards.batch_means import batch_means_error
+from mamba_cli.rewards.draws import WHITENINGS, require
 from mamba_cli.types import Array, BlockSums, FeatureFn, PyTree, Scored
 from mamba_cli.whitening import MAX_DENSE_DIM, Floats, Whitening
 
-WHITENINGS = ("hessian", "fisher")
 DISTANCES = ("wasserstein", "norm")
-
-MIN_ERROR_BLOCKS = 4
-"""Full blocks below which there is no standard error."""
 
 
 def outer_features(delta: Array, gradient: Array) -> PyTree:
@@ -159,35 +155,6 @@ def moment_distance(first: Floats, second: Floats, distance: str = "wasserstein"
         variances = np.linalg.eigvalsh(np.eye(first.shape[-1]) - second - outer)
     widths = np.sqrt(np.maximum(variances, 0.0))
     return np.asarray(np.sqrt(squares + np.sum((widths - 1.0) ** 2, axis=-1)))
-
-
-def batch_means_error(value: Callable[[Floats, Floats], Floats], *features: Floats) -> float:
-    """Standard error of ``value`` of the means of features over blocks of equal length.
-
-    Parameters
-    ----------
-    value
-        A function of means ``[m, ...]``, to ``[m]``.
-    features
-        The means of every block, ``[num_blocks, ...]`` each.
-
-    Returns
-    -------
-    float
-        The jackknife's, or that with half as many blocks if it is larger; NaN with fewer than
-        ``MIN_ERROR_BLOCKS`` blocks.
-    """
-    errors = []
-    for _ in range(2):
-        num_blocks = len(features[0])
-        if num_blocks < MIN_ERROR_BLOCKS:
-            break
-        without_one = [(f.sum(axis=0) - f) / (num_blocks - 1) for f in features]
-        values = value(*without_one)
-        spread = np.sum((values - values.mean()) ** 2)
-        errors.append(float(np.sqrt((num_blocks - 1) / num_blocks * spread)))
-        features = tuple(0.5 * (f[0 : 2 * (num_blocks // 2) : 2] + f[1::2]) for f in features)
-    return max(errors, default=math.nan)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from mamba_cli.chain import Budget, Chain, ChainProgram, advance
 from mamba_cli.errors import ConfigError
 from mamba_cli.rewards.stein_moments import (
     SteinMoments,
-    batch_means_error,
     diagonal_features,
     moment_distance,
     outer_features,
@@ -122,26 +121,7 @@ def test_it_does_not_depend_on_the_root_of_the_precision() -> None:
 # --- standard errors ----------------------------------------------------------------------------
 
 
-def norm_of(mean):
-    return np.linalg.norm(mean, axis=-1)
-
-
-def test_the_error_of_a_mean_is_that_of_the_textbook() -> None:
-    blocks = RNG.standard_normal((6, 1)) + 10
-    expected = blocks.std(ddof=1) / math.sqrt(6)
-    merged = blocks.reshape(3, 2).mean(axis=1)  # three: too few for an error of their own
-    assert len(merged) == 3
-    assert batch_means_error(norm_of, blocks) == pytest.approx(expected, rel=1e-10)
-
-
-def test_blocks_that_agree_with_their_neighbours_have_a_larger_error() -> None:
-    pairs = np.repeat(RNG.standard_normal((8, 1)), 2, axis=0) + 10
-    expected = pairs[::2].std(ddof=1) / math.sqrt(8)
-    assert batch_means_error(norm_of, pairs) == pytest.approx(expected, rel=1e-10)
-
-
 def test_too_few_blocks_have_no_error() -> None:
-    assert math.isnan(batch_means_error(norm_of, np.ones((3, 1))))
     assert math.isnan(SteinMoments()(gaussian_sums(np.ones((20, 3)) + CENTRE), WHITENING).std_error)
 
 
