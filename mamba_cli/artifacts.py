@@ -390,6 +390,8 @@ def _boolean(text: str) -> bool:
 def _arm_record(path: Path, row: Mapping[str, str]) -> ArmRecord:
     values: dict[str, Any] = {}
     for column, kind in get_type_hints(ArmRecord).items():
+        if column not in row:
+            continue
         parse = _boolean if kind is bool else kind
         try:
             values[column] = parse(row[column])
@@ -731,7 +733,9 @@ def read_tuning(path: str | Path) -> list[ArmRecord]:
     """
     path = Path(path)
     columns, rows = read_table(path)
-    missing = [name for name in TUNING_COLUMNS if rows and name not in columns]
+    # Columns with a default came later than files that lack them.
+    optional = ArmRecord._field_defaults
+    missing = [name for name in TUNING_COLUMNS if rows and name not in {*columns, *optional}]
     if missing:
         raise DataError(
             f"cannot read {path}: missing columns {', '.join(missing)}; delete the file, "

@@ -128,7 +128,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class MambaSettings:
-    """Successive halving. ``longest_arm_s`` is the paper's R, ``reduction_factor`` its eta."""
+    """Successive halving. ``longest_arm_s`` is the paper's R, ``reduction_factor`` its eta.
+
+    ``check_s`` is the length of the winner's check run, 0 without guards.
+    """
 
     name: str
     reduction_factor: int
@@ -136,6 +139,9 @@ class MambaSettings:
     max_draws: int
     score_on: str  # chain | rung
     grid: Grid
+    guards: bool = False
+    check_s: float = 0.0
+    keep_ties: bool = False
 
     def points(self, num_train: int) -> tuple[Point, ...]:
         """The arms, as :meth:`Grid.points`."""
@@ -612,8 +618,12 @@ def _mamba(section: _Section, sampler: SamplerSettings, model: _Section) -> Mamb
             "score_on",
             "grid",
             "reward",
+            "guards",
+            "check_s",
+            "keep_ties",
         )
     )
+    guards = section.flag("guards")
     return MambaSettings(
         name=section.text("name"),
         reduction_factor=section.integer("reduction_factor", at_least=2),
@@ -621,7 +631,20 @@ def _mamba(section: _Section, sampler: SamplerSettings, model: _Section) -> Mamb
         max_draws=section.integer("max_draws", at_least=2),
         score_on=section.choice("score_on", ("chain", "rung")),
         grid=_grid(section.section("grid"), sampler, model),
+        guards=guards,
+        check_s=_check_s(section, guards),
+        keep_ties=section.flag("keep_ties"),
     )
+
+
+def _check_s(section: _Section, guards: bool) -> float:
+    """The seconds of the check run: as given, R where they are not, none without guards."""
+    key, value = section.key("check_s"), section.get("check_s")
+    if value is None:
+        return section.above_zero("longest_arm_s") if guards else 0.0
+    if not guards:
+        raise _refusal(key, value, f"null where {section.key('guards')}=false: nothing is checked")
+    return _at_least_zero(key, value)
 
 
 def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -> GridSettings:

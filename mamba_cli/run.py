@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli import artifacts, curvature, gradients, nuts_cost, replay, report
+from mamba_cli import adaptive_grid, artifacts, gradients, nuts_cost, replay, report
 from mamba_cli.artifacts import RunFolder
 from mamba_cli.chain import MinibatchScheme
 from mamba_cli.config import (
@@ -33,6 +34,7 @@ from mamba_cli.config import (
     settings_from,
 )
 from mamba_cli.console import Console, duration, size_note
+from mamba_cli.curvature import whitening_at
 from mamba_cli.errors import ConfigError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
@@ -48,10 +50,13 @@ from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
 from mamba_cli.posterior_summary import write_parameters
 from mamba_cli.tuners import given, grid, halving, mamba
+from mamba_cli.tuners.guards import Guards, principal_axes
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
+    AccumulatedReward,
     AnyReward,
     ArmRecord,
+    AsksForWhitening,
     HasHoldOut,
     HasNamedParameters,
     Hyperparameters,
@@ -59,6 +64,7 @@ from mamba_cli.types import (
     PredictiveReward,
     Sampler,
 )
+from mamba_cli.whitening import Whitening
 from mamba_cli.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -294,13 +300,13 @@ class Run:
         tuner = self.settings.tuner
         assert not isinstance(tuner, FixedSettings)
         key = jax.random.key(self.settings.map_search.seed)
-        scale = curvature.largest_curvature(model, estimate.position, key)
+        scale = adaptive_grid.largest_curvature(model, estimate.position, key)
         grid = tuner.grid
-        sizes = grid.step_sizes or curvature.step_sizes(scale)
-        percents = grid.batch_percents or curvature.batch_percents(model.num_data)
+        sizes = grid.step_sizes or adaptive_grid.step_sizes(scale)
+        percents = grid.batch_percents or adaptive_grid.batch_percents(model.num_data)
         filled = replace(grid, step_sizes=sizes, batch_percents=percents)
         self.settings = replace(self.settings, tuner=replace(tuner, grid=filled))
-        self.console.say(f"grid: {curvature.describe(scale, sizes, percents)}")
+        self.console.say(f"grid: {adaptive_grid.describe(scale, sizes, percents)}")
 
     def bench_of(self, model: Model, estimate: MapEstimate) -> Workbench:
         """What chains of a model that start at its MAP are made of."""
@@ -311,9 +317,7 @@ class Run:
             estimator = gradients.standard(model)
         tuner, reward = self.settings.tuner, self.parts.reward
         scored = 0 if isinstance(tuner, FixedSettings) else tuner.max_draws
-        keeps_gradients = False
-        if reward is not None and not isinstance(reward, PredictiveReward):
-            keeps_gradients = reward.gradients == "stochastic"
+        keeps_gradients = getattr(reward, "gradients", None) == "stochastic"
         return Workbench(
             model=model,
             start=position,
@@ -323,6 +327,9 @@ class Run:
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
             keep_gradients=keeps_gradients,
             pace=self.pace,
+            block_features=reward.features(model.dim)
+            if isinstance(reward, AccumulatedReward)
+            else None,
             seconds=self.ledger.seconds,
         )
 
@@ -372,6 +379,7 @@ class Run:
         batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
         best = best_of(tuning.winner._replace(batch_size=batch_size), num_data)
         best["budget"] = self.settings.budget
+        best |= report.certainty(tuning, self.settings, self.parts.reward)
         self.folder.write_best(best)
         self._draw_tuning(again=True)
         return best
@@ -396,21 +404,51 @@ class Run:
                 metric=tuner.metric,
                 **common,
             )
-        assert self.parts.reward is not None
+        reward = self.parts.reward
+        assert reward is not None
         records = self.folder.read_tuning()
         winner = complete_winner(records, arms, tuner)
         if winner is not None:
             self.console.message("tuning.csv is complete: the winner is taken from it")
-            return Tuning(records, winner)
+            return mamba.finished(
+                records, winner.rung + 1, -1.0 if reward.higher_is_better else 1.0
+            )
+        if isinstance(reward, AsksForWhitening):
+            bench.whitening = self.whitening_of(bench, reward.whitening)
         return mamba.tune(
             bench,
-            self.parts.reward,
+            reward,
             arms,
             reduction_factor=tuner.reduction_factor,
             longest_arm_s=tuner.longest_arm_s,
             score_on=tuner.score_on,
+            guards=self.guards_of(bench) if tuner.guards else None,
+            check_s=tuner.check_s,
+            keep_ties=tuner.keep_ties,
             **common,
         )
+
+    def guards_of(self, bench: Workbench) -> Guards:
+        """Guards that measure by the reward's coordinates, or by the Hessian at the MAP."""
+        whitening = bench.whitening
+        if whitening is None:
+            try:
+                whitening = self.whitening_of(bench, "hessian")
+            except NothingUsableError as error:
+                raise NothingUsableError(
+                    f"tuner.guards=true measures by the curvature at the MAP, which is no scale "
+                    f"here ({error}); tuner.guards=false runs without"
+                ) from error
+        return Guards(bench.start, principal_axes(whitening), bench.log_densities)
+
+    def whitening_of(self, bench: Workbench, method: str) -> Whitening:
+        """The coordinates of a reward that asks for some, the same for every arm."""
+        began_s = time.perf_counter()
+        whitening = whitening_at(bench.model, bench.start, method)
+        bench.seconds.whitening += time.perf_counter() - began_s
+        kind = "diagonal" if whitening.is_diagonal else "dense"
+        self.console.message(f"coordinates whitened by the {method} at the MAP, {kind}")
+        return whitening
 
     def ground_truth(self, bench: Workbench, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """NUTS, or its cached result; finished repeats are compared with it.
