@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,8 +18,29 @@ from mamba_cli.chain import Chain, ChainProgram
 from mamba_cli.errors import DataError, first_line, is_out_of_memory
 from mamba_cli.rewards import ksd
 from mamba_cli.tuners.scoring import failure, is_constant
-from mamba_cli.types import Array, Hyperparameters, Reporter, SilentReporter
+from mamba_cli.types import Array, HasSquaredError, Hyperparameters, Reporter, SilentReporter
 from mamba_cli.workbench import Workbench
+
+NO_PREDICTIONS = np.zeros(0)
+
+
+class Reference(NamedTuple):
+    """Standard deviations of the ground truth."""
+
+    std: np.ndarray  # [dim]
+    prediction_std: np.ndarray = NO_PREDICTIONS  # [num_test]; none where positions are identified
+
+
+def relative_errors(
+    std: np.ndarray, prediction_std: np.ndarray, reference: Reference
+) -> dict[str, float]:
+    """``relative_std_error``, and ``relative_std_error_predictions`` where both sides have some."""
+    errors = {"relative_std_error": metrics.relative_std_error(std, reference.std)}
+    if prediction_std.size and prediction_std.shape == reference.prediction_std.shape:
+        errors["relative_std_error_predictions"] = metrics.relative_std_error(
+            prediction_std, reference.prediction_std
+        )
+    return errors
 
 
 @dataclass(frozen=True)
@@ -34,60 +55,85 @@ class Evaluation:
     mean: np.ndarray
     std: np.ndarray
     draws: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    prediction_std: np.ndarray = field(default_factory=lambda: NO_PREDICTIONS)
 
 
 @dataclass(frozen=True)
 class Moments:
     """Posterior means and sds of the repeats, ``[num_repeats, dim]``; NaN where one failed.
 
-    They are kept beside ``metrics.csv``, so that a ground truth that comes later, or again, is
-    compared with the chains that ran before it.
+    Beside them the sds of the predictions for the test inputs, ``[num_repeats, num_test]``, of a
+    model that predicts numbers. They are kept beside ``metrics.csv``, so that a ground truth that
+    comes later, or again, is compared with the chains that ran before it.
     """
 
     mean: np.ndarray
     std: np.ndarray
-    reference_std: np.ndarray | None = None
+    prediction_std: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    reference: Reference | None = None
 
     @classmethod
     def load(cls, path: Path) -> Moments:
         """What is kept at ``path``; no repeats where there is no file, or a damaged one."""
         arrays, _ = artifacts.read_arrays(path) or ({}, {})
         nothing = np.zeros((0, 0))
+        reference = None
+        if "reference_std" in arrays:
+            of_predictions = arrays.get("reference_prediction_std", NO_PREDICTIONS)
+            reference = Reference(arrays["reference_std"], of_predictions)
         return cls(
-            arrays.get("mean", nothing), arrays.get("std", nothing), arrays.get("reference_std")
+            arrays.get("mean", nothing),
+            arrays.get("std", nothing),
+            arrays.get("prediction_std", nothing),
+            reference,
         )
 
     def save(self, path: Path) -> None:
         """Write ``path``. Raises ``StorageError``."""
-        arrays = {name: array for name, array in vars(self).items() if array is not None}
+        arrays = {"mean": self.mean, "std": self.std, "prediction_std": self.prediction_std}
+        if self.reference is not None:
+            arrays["reference_std"] = self.reference.std
+            arrays["reference_prediction_std"] = self.reference.prediction_std
         artifacts.write_arrays(path, arrays, {})
 
     def with_repeat(self, repeat: int, result: Evaluation) -> Moments:
         """These, with ``result`` as repeat number ``repeat`` and nothing after it."""
 
         def put(kept: np.ndarray, new: np.ndarray) -> np.ndarray:
+            # Of a repeat that failed there are no predictions: its row is as long as the others.
+            new = new if len(new) else np.full(kept.shape[1], np.nan)
             table = np.full((repeat + 1, len(new)), np.nan)
             known = kept[:repeat]
-            if len(known):
+            if known.shape[1] == len(new):
                 table[: len(known)] = known
             table[repeat] = new
             return table
 
-        return replace(self, mean=put(self.mean, result.mean), std=put(self.std, result.std))
+        return replace(
+            self,
+            mean=put(self.mean, result.mean),
+            std=put(self.std, result.std),
+            prediction_std=put(self.prediction_std, result.prediction_std),
+        )
 
     def first(self, num_repeats: int) -> Moments:
         """Those of the first ``num_repeats`` repeats, or of as many as there are."""
-        return replace(self, mean=self.mean[:num_repeats], std=self.std[:num_repeats])
+        return replace(
+            self,
+            mean=self.mean[:num_repeats],
+            std=self.std[:num_repeats],
+            prediction_std=self.prediction_std[:num_repeats],
+        )
 
-    def compared(
-        self, rows: list[dict[str, Any]], reference_std: np.ndarray
-    ) -> list[dict[str, Any]]:
-        """``rows`` with the ``relative_std_error`` of every usable one that is kept here."""
+    def compared(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """``rows`` with the relative errors of every usable one that is kept here."""
+        assert self.reference is not None
         compared = list(rows)
-        for index, (row, std) in enumerate(zip(rows, self.std, strict=False)):
+        kept = zip(rows, self.std, self.prediction_std, strict=False)
+        for index, (row, std, prediction_std) in enumerate(kept):
             if row["status"] == "ok" and np.all(np.isfinite(std)):
-                error = metrics.relative_std_error(std, reference_std)
-                compared[index] = {**row, "relative_std_error": error}
+                errors = relative_errors(std, prediction_std, self.reference)
+                compared[index] = {**row, **errors}
         return compared
 
 
@@ -99,7 +145,7 @@ def evaluate(
     max_draws: int,
     rng_key: Array,
     burn_in_fraction: float = 0.0,
-    reference_std: np.ndarray | None = None,
+    reference: Reference | None = None,
     reporter: Reporter | None = None,
     place: str = "evaluation",
 ) -> Evaluation:
@@ -126,8 +172,8 @@ def evaluate(
         Key of the chain.
     burn_in_fraction
         In [0, 1).
-    reference_std
-        Standard deviations of the ground truth, ``[dim]``, if there is one.
+    reference
+        The ground truth, if there is one.
     reporter
         Shown the seconds sampled.
     place
@@ -159,12 +205,18 @@ def evaluate(
             "elapsed_s": chain.elapsed_s,
             "num_steps": chain.num_steps,
         }
-        row |= _scored(bench, chain, max_draws, reference_std)
+        row |= _scored(bench, chain, max_draws)
         if chain.nonfinite_step is not None and row["num_burn_in_steps"]:
             row["reason"] += f" after {row['num_burn_in_steps']} steps of burn-in"
         if row["status"] != "ok":
             return Evaluation(row, nothing, nothing)
-        return Evaluation(row, chain.mean, chain.std, chain.thinned(max_draws)[0])
+        draws = chain.thinned(max_draws)[0]
+        prediction_std = NO_PREDICTIONS
+        if isinstance(bench.model, HasSquaredError):
+            prediction_std = bench.predictive_std(draws)
+        if reference is not None:
+            row |= relative_errors(chain.std, prediction_std, reference)
+        return Evaluation(row, chain.mean, chain.std, draws, prediction_std)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -203,9 +255,7 @@ def _empty_row(bench: Workbench, hyperparameters: Hyperparameters) -> dict[str, 
     }
 
 
-def _scored(
-    bench: Workbench, chain: Chain, max_draws: int, reference_std: np.ndarray | None
-) -> dict[str, Any]:
+def _scored(bench: Workbench, chain: Chain, max_draws: int) -> dict[str, Any]:
     """The metrics of a chain and its status."""
     failed = failure(chain)
     if failed is not None:
@@ -223,8 +273,6 @@ def _scored(
         row["mse_of_draws"] = mse_of_draws
     bench.seconds.gradients += gradients_s
     bench.seconds.reward += bench.clock() - began - gradients_s
-    if reference_std is not None:
-        row["relative_std_error"] = metrics.relative_std_error(chain.std, reference_std)
     row["num_scored"] = len(positions)
     if not math.isfinite(row["ksd"]):
         return row | {"status": "diverged", "reason": f"KSD is {row['ksd']}"}

@@ -50,6 +50,7 @@ LARGE_ERROR = 0.5
 _SHOWN = {
     "ksd": ("KSD", "{:.4g}", 1.0),
     "relative_std_error": ("relative sd error", "{:.2f} %", 100.0),
+    "relative_std_error_predictions": ("the same of predictions", "{:.2f} %", 100.0),
     "accuracy": ("test accuracy", "{:.2f} %", 100.0),
     "rmse": ("test RMSE", "{:.4f}", 1.0),
     "mse_of_draws": ("mean squared error of draws", "{:.4f}", 1.0),
@@ -232,7 +233,7 @@ def draw_evaluation(
     title, note = title_of(settings), size_note(settings.budget, settings.needs_no_size_note)
 
     def draw(path: Path) -> None:
-        if moments.reference_std is None or not usable.any():
+        if moments.reference is None or not usable.any():
             failed = [row for row in rows if row.get("status") != "ok"]
             plots.posterior_picture(
                 moments.mean,
@@ -244,7 +245,7 @@ def draw_evaluation(
             )
         else:
             plots.evaluation_picture(
-                moments.reference_std,
+                moments.reference.std,
                 moments.std[usable],
                 None,
                 path,

@@ -38,6 +38,7 @@ from mamba_cli.curvature import whitening_at
 from mamba_cli.errors import ConfigError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
+    Reference,
     best_of,
     check_best,
     evaluate,
@@ -481,10 +482,11 @@ class Run:
                 raise NothingUsableError(
                     f"{error}; another configuration runs {report.ANOTHER_FOLDER}"
                 ) from error
-        self.moments = replace(self.moments, reference_std=np.asarray(truth.std))
+        reference = Reference(np.asarray(truth.std), np.asarray(truth.prediction_std))
+        self.moments = replace(self.moments, reference=reference)
         if rows:
             self.moments.save(self.moments_path)
-            rows = self.moments.compared(rows, truth.std)
+            rows = self.moments.compared(rows)
             self.folder.write_metrics(rows)
         return rows
 
@@ -533,7 +535,7 @@ class Run:
                     max_draws=settings.max_draws,
                     rng_key=repeat_key(self.key_evaluate, repeat),
                     burn_in_fraction=settings.burn_in_fraction,
-                    reference_std=self.moments.reference_std,
+                    reference=self.moments.reference,
                     reporter=self.console,
                     place=f"repeat {repeat}",
                 )

@@ -96,6 +96,7 @@ class Workbench:
     _log_density: Callable[[np.ndarray, PyTree], Array] | None = None
     _predict_sum: SumFn | None = None
     _squared_error_sum: SumFn | None = None
+    _square_sum: SumFn | None = None
 
     def program(self, batch_size: int) -> tuple[ChainProgram, float]:
         """The compiled program for a batch size, and the seconds its compilation took just now."""
@@ -175,6 +176,20 @@ class Workbench:
             self._predict_sum = jax.jit(partial(_sum_over_draws, self.model.predict))
         inputs = self.model.test_inputs if inputs is None else inputs
         return _mean_over_draws(self._predict_sum, positions, inputs)
+
+    def predictive_std(self, positions: np.ndarray) -> np.ndarray:
+        """Standard deviation over draws ``[m, dim]`` of the predictions for the test inputs."""
+        mean = self.posterior_predictive(positions)
+        if self._square_sum is None:
+
+            def square(position: Array, inputs: tuple[PyTree, Array]) -> Array:
+                return (self.model.predict(position, inputs[0]) - inputs[1]) ** 2
+
+            self._square_sum = jax.jit(partial(_sum_over_draws, square))
+        inputs = (self.model.test_inputs, mean)
+        variance = _mean_over_draws(self._square_sum, positions, inputs)
+        std = np.sqrt(np.asarray(variance, np.float64) * len(positions) / (len(positions) - 1))
+        return np.ravel(std)
 
     def mse_of_draws(self, positions: np.ndarray) -> float | None:
         """The mean over draws ``[m, dim]`` of each draw's own mean squared error.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ from gaussian_model import gaussian_mean
 
 from mamba_cli import gradients, minibatch
 from mamba_cli.errors import DataError
-from mamba_cli.evaluation import Evaluation, Moments, best_of, check_best, evaluate, repeat_key
+from mamba_cli.evaluation import (
+    Evaluation,
+    Moments,
+    Reference,
+    best_of,
+    check_best,
+    evaluate,
+    repeat_key,
+)
 from mamba_cli.samplers.sgld import sgld
 from mamba_cli.types import ArmRecord, Hyperparameters
 from mamba_cli.workbench import Workbench
@@ -58,7 +67,7 @@ def run(hyperparameters: Hyperparameters = GOOD, **changes: Any) -> Evaluation:
         "budget_s": 4.0,
         "max_draws": 200,
         "rng_key": jax.random.key(1),
-        "reference_std": MODEL.posterior_std,
+        "reference": Reference(MODEL.posterior_std),
     }
     settings |= changes
     bench = settings.pop("bench", None) or bench_of()
@@ -74,7 +83,7 @@ def test_a_good_chain_has_the_standard_deviations_of_the_posterior() -> None:
     # SGLD's own law (FACTS: 2 / (2 - h lambda / 2) on the variance) makes them 4.1 % too wide.
     widening = math.sqrt(2 / (2 - GOOD.step_size * MODEL.precision / 2))
     np.testing.assert_allclose(result.std, widening * MODEL.posterior_std, rtol=0.045)
-    exact = run(reference_std=widening * MODEL.posterior_std)
+    exact = run(reference=Reference(widening * MODEL.posterior_std))
     assert exact.row["relative_std_error"] < 0.045
     assert row["relative_std_error"] == pytest.approx(
         np.linalg.norm(result.std - MODEL.posterior_std) / np.linalg.norm(MODEL.posterior_std)
@@ -140,7 +149,7 @@ def test_a_chain_that_fails_after_its_burn_in_says_so() -> None:
 
 
 def test_without_a_reference_there_is_no_error_of_the_deviations() -> None:
-    row = run(reference_std=None).row
+    row = run(reference=None).row
     assert row["status"] == "ok"
     assert "relative_std_error" not in row
 
@@ -223,7 +232,7 @@ def test_a_chain_without_memory_is_a_row_and_another_error_is_not(
 
 
 def result_of(mean: list[float], std: list[float]) -> Evaluation:
-    return Evaluation({}, np.array(mean), np.array(std))
+    return Evaluation({}, np.array(mean), np.array(std), prediction_std=np.array(std[:1]))
 
 
 def test_moments_are_kept_by_repeat_and_compared_with_what_comes_later(tmp_path: Path) -> None:
@@ -237,18 +246,26 @@ def test_moments_are_kept_by_repeat_and_compared_with_what_comes_later(tmp_path:
     loaded = Moments.load(path)
     np.testing.assert_array_equal(loaded.mean, [[math.nan] * 2, [1, 2], [5, 6]])
     np.testing.assert_array_equal(loaded.std, [[math.nan] * 2, [3, 4], [6, 8]])
-    assert loaded.reference_std is None
+    np.testing.assert_array_equal(loaded.prediction_std, [[math.nan], [3], [6]])
+    assert loaded.reference is None
     # Norm of the difference over that of the reference: |(3, 4)| / |(3, 4)| is 5 / 5.
     rows: list[dict[str, Any]] = [
         {"status": "ok"},
         {"status": "diverged"},
         {"status": "ok", "ksd": 1.0},
     ]
-    assert loaded.compared(rows, np.array([3.0, 4.0])) == [
-        {"status": "ok"},
-        {"status": "diverged"},
-        {"status": "ok", "ksd": 1.0, "relative_std_error": 1.0},
-    ]
+    expected = {"status": "ok", "ksd": 1.0, "relative_std_error": 1.0}
+    reference = Reference(np.array([3.0, 4.0]))
+    assert replace(loaded, reference=reference).compared(rows) == [*rows[:2], expected]
+    # Of the predictions: (6 - 4) / 4.
+    reference = Reference(np.array([3.0, 4.0]), np.array([4.0]))
+    with_truth = replace(loaded, reference=reference)
+    with_truth.save(path)
+    expected["relative_std_error_predictions"] = 0.5
+    assert Moments.load(path).compared(rows) == [*rows[:2], expected]
+    # A repeat that failed keeps the place of its predictions empty.
+    failed = with_truth.with_repeat(3, Evaluation({}, *np.full((2, 2), math.nan)))
+    np.testing.assert_array_equal(failed.prediction_std, [[math.nan], [3], [6], [math.nan]])
     # A repeat that runs again replaces what came after it.
     assert len(loaded.with_repeat(1, result_of([0.0, 0.0], [1.0, 1.0])).std) == 2
 

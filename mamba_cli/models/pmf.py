@@ -28,6 +28,7 @@ from mamba_cli.data import movielens
 from mamba_cli.data.download import DataDir
 from mamba_cli.data.split import hold_out_rows
 from mamba_cli.errors import ConfigError
+from mamba_cli.models.rating_matrix import RatingMatrix, rating_matrix, squared_error
 from mamba_cli.types import Array
 
 SMALLEST_RATING = 1.0
@@ -118,15 +119,9 @@ class ProbabilisticMatrixFactorization:
         return state.hexdigest()
 
     @cached_property
-    def full_data(self) -> Array:
-        """The training ratings as a matrix of bytes, 0 where there is none.
-
-        ``[num_users, num_items]``: what :meth:`full_log_likelihood` reads.
-        """
-        matrix = np.zeros((self.num_users, self.num_items), np.uint8)
-        ratings = np.asarray(self.data.centred_ratings, np.float64) + self.rating_mean
-        matrix[np.asarray(self.data.users), np.asarray(self.data.items)] = np.rint(ratings)
-        return jnp.asarray(matrix)
+    def full_data(self) -> RatingMatrix:
+        """All training ratings, as :meth:`full_log_likelihood` reads them."""
+        return rating_matrix(*self.data, self.num_users, self.num_items)
 
     @cached_property
     def seen_users(self) -> NDArray[np.bool_]:
@@ -211,17 +206,14 @@ class ProbabilisticMatrixFactorization:
         expected = jnp.sum(p.users[users] * p.items[items], axis=-1)
         return -0.5 * self.alpha * jnp.sum((centred_ratings - expected) ** 2)
 
-    def full_log_likelihood(self, position: Array, full_data: Array) -> Array:
-        """``log_likelihood`` of all rows, as a masked dense product.
+    def full_log_likelihood(self, position: Array, full_data: RatingMatrix) -> Array:
+        """``log_likelihood`` of all rows, whose gradient costs a third of that of a minibatch.
 
-        Equal to ``log_likelihood(position, data)``, but its gradient is three matrix
-        products instead of a scatter-add of rows, which is several times faster.
-        ``full_data`` is the attribute of that name, an argument so that a compiled
-        program need not hold a copy of it.
+        Equal to ``log_likelihood(position, data)``. ``full_data`` is the attribute of that name,
+        an argument so that a compiled program need not hold a copy of it.
         """
         p = self.unravel(position)
-        residuals = full_data.astype(jnp.float32) - self.rating_mean - p.users @ p.items.T
-        return -0.5 * self.alpha * jnp.sum(jnp.where(full_data > 0, residuals, 0.0) ** 2)
+        return -0.5 * self.alpha * squared_error(p.users, p.items, full_data)
 
     def predict(self, position: Array, inputs: Pairs | Ratings) -> Array:
         """Expected ratings clip(m + U_i . V_j, 1, 5) of one draw, ``[num_inputs]``.
