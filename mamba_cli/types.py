@@ -12,6 +12,7 @@ Conventions, the same everywhere
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -122,6 +123,15 @@ class HasLogLikelihoods(Protocol):
 
     def log_likelihoods(self, positions: Array, minibatch: PyTree) -> Array:
         """``log_likelihood`` at each of ``positions`` ``[m, dim]``, ``[m]``."""
+        ...
+
+
+@runtime_checkable
+class HasNamedParameters(Protocol):
+    """A model whose position is made of named parameters, each in its own space."""
+
+    def constrain(self, position: Array) -> dict[str, Array]:
+        """The parameters at ``position`` ``[dim]``, by name: what a user's model calls them."""
         ...
 
 
@@ -357,6 +367,8 @@ class ArmRecord(NamedTuple):
 
     ``elapsed_s``, ``num_steps`` and ``num_draws`` count the arm's whole chain so
     far; ``budget_s``, ``compile_s`` and ``reward_s`` this rung alone.
+    ``reward_std_error`` is NaN where the reward has none. ``in_best_set`` is true in the last row
+    of an arm that may be the best; see ``tuners.confidence``.
     """
 
     rung: int
@@ -375,6 +387,8 @@ class ArmRecord(NamedTuple):
     status: str  # ok | diverged | frozen | no_draws | out_of_memory
     reason: str
     promoted: bool
+    reward_std_error: float = math.nan
+    in_best_set: bool = False
 
 
 class Reporter(Protocol):

@@ -14,6 +14,7 @@ import numpy as np
 from mamba_cli.chain import Chain
 from mamba_cli.errors import NothingUsableError, first_line, is_out_of_memory
 from mamba_cli.gradients import CHUNKS
+from mamba_cli.tuners.guards import Guards
 from mamba_cli.types import (
     AccumulatedReward,
     AnyReward,
@@ -71,6 +72,7 @@ def record_of(
         status=score.status,
         reason=score.reason,
         promoted=False,
+        reward_std_error=score.std_error,
     )
 
 
@@ -100,6 +102,7 @@ class Scorer:
 
     bench: Workbench
     reward: AnyReward
+    guards: Guards | None = None
 
     @property
     def sign(self) -> float:
@@ -141,9 +144,17 @@ class Scorer:
         return elapsed_s
 
     def score(
-        self, chain: Chain, num_draws: int, rng_key: Array, budget_s: float | None = None
+        self,
+        chain: Chain,
+        num_draws: int,
+        rng_key: Array,
+        budget_s: float | None = None,
+        lifetimes: float = 1.0,
     ) -> Score:
-        """The reward of ``chain`` on at most ``num_draws`` thinned draws."""
+        """The reward of ``chain`` on at most ``num_draws`` thinned draws.
+
+        ``lifetimes`` is how many times as long an arm runs that reaches the end.
+        """
         bench, began = self.bench, self.bench.clock()
         failed = failure(chain, budget_s)
         if failed is not None:
@@ -152,6 +163,12 @@ class Scorer:
         if is_constant(positions):
             reason = f"all {chain.num_draws} draws are equal: the step size is too small to move"
             return Score(math.nan, 0, bench.clock() - began, "frozen", reason)
+        if self.guards is not None:
+            verdict = self.guards.verdict(positions, num_steps=chain.num_steps, lifetimes=lifetimes)
+            if verdict is not None:
+                elapsed_s = bench.clock() - began
+                bench.seconds.reward += elapsed_s
+                return Score(math.nan, 0, elapsed_s, *verdict)
         gradients_s, num_scored = 0.0, len(positions)
         given: float | Scored
         if isinstance(self.reward, AccumulatedReward):
