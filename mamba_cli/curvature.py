@@ -25,7 +25,6 @@ from jax.typing import ArrayLike
 
 from mamba_cli import gradients, map_estimate
 from mamba_cli.errors import NothingUsableError
-from mamba_cli.minibatch import gather, random_indices
 from mamba_cli.types import Array, Model, PyTree
 from mamba_cli.whitening import MAX_DENSE_DIM, Whitening
 
@@ -58,7 +57,7 @@ def whitening_at(model: Model, centre: ArrayLike, method: str = "hessian") -> Wh
     if method == "hessian" and model.dim <= MAX_DENSE_DIM:
         precision = map_estimate.hessian(model, position)
     else:
-        precision = fisher_diagonal(model, position, jax.random.key(0))
+        precision = fisher_diagonal(model, position)
     try:
         return Whitening.of_precision(position, precision)
     except np.linalg.LinAlgError as error:
@@ -69,7 +68,7 @@ def whitening_at(model: Model, centre: ArrayLike, method: str = "hessian") -> Wh
 
 
 def fisher_diagonal(
-    model: Model, position: Array, rng_key: Array, num_probes: int = NUM_PROBES
+    model: Model, position: Array, seed: int = 0, num_probes: int = NUM_PROBES
 ) -> np.ndarray:
     """Diagonal of prior curvature plus empirical Fisher information, ``[dim]`` float64.
 
@@ -78,30 +77,33 @@ def fisher_diagonal(
     ``MAX_ROWS_PER_PROBE`` rows. A coordinate that only few rows depend on, and these not in every
     probe, has a larger error than ``NUM_PROBES`` says. A single row is taken as it is.
     """
-    num_data = model.num_data
+    num_data, rng = model.num_data, np.random.default_rng(seed)
     num_rows = min(num_data - num_data % 2, MAX_ROWS_PER_PROBE)
+    # Rows are picked in NumPy, which copies each whole: XLA gathers element by element.
+    data = jax.tree.map(np.asarray, model.data)
 
     @jax.jit
-    def of_probe(position: Array, data: PyTree, key: Array) -> tuple[Array, Array]:
-        def gradient(rows: PyTree) -> Array:
-            of_block = partial(jax.grad(model.log_likelihood), position)
-            total: Array = gradients.sum_over_blocks(of_block, rows)
-            return total
+    def likelihood_gradient(rows: PyTree) -> Array:
+        of_block = partial(jax.grad(model.log_likelihood), position)
+        total: Array = gradients.sum_over_blocks(of_block, rows)
+        return total
 
-        key_rows, key_prior = jax.random.split(key)
-        if num_rows == 0:
-            squares = gradient(data) ** 2
-        else:
-            halves = jnp.split(random_indices(key_rows, num_data, num_rows), 2)
-            one, other = (gradient(gather(data, indices)) for indices in halves)
-            squares = (num_data / num_rows) * (one - other) ** 2
-        sign = jax.random.rademacher(key_prior, position.shape, jnp.float32)
-        prior = -sign * jax.jvp(jax.grad(model.log_prior), (position,), (sign,))[1]
-        return squares, prior
+    @jax.jit
+    def prior_curvature(sign: Array) -> Array:
+        return -sign * jax.jvp(jax.grad(model.log_prior), (position,), (sign,))[1]
+
+    def of_rows(indices: np.ndarray) -> np.ndarray:
+        rows = jax.tree.map(lambda leaf: leaf[indices], data)
+        return np.asarray(likelihood_gradient(rows), np.float64)
 
     fisher, prior = np.zeros(model.dim), np.zeros(model.dim)
-    for probe in range(num_probes):
-        squares, curvature = of_probe(position, model.data, jax.random.fold_in(rng_key, probe))
-        fisher += np.asarray(squares)
-        prior += np.asarray(curvature)
+    for _ in range(num_probes):
+        if num_rows == 0:
+            fisher += of_rows(np.zeros(1, int)) ** 2
+        else:
+            halves = np.split(rng.choice(num_data, num_rows, replace=False), 2)
+            one, other = (of_rows(indices) for indices in halves)
+            fisher += (num_data / num_rows) * (one - other) ** 2
+        sign = rng.choice(np.array([-1, 1], np.float32), model.dim)
+        prior += np.asarray(prior_curvature(jnp.asarray(sign)))
     return (fisher + np.maximum(prior, 0.0)) / num_probes
