@@ -15,7 +15,7 @@ SOURCES := $(wildcard mamba_cli conf experiments tests)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: run test bench clean help
+.PHONY: run test bench reward-study clean help
 
 run: $(PACKAGE)  ## The first experiment of the paper, whole: tune, ground truth, evaluate
 	$(BIN)/mamba-run $(or $(ARGS),model=logreg sampler=sgld tuner=mamba_ksd)
@@ -37,13 +37,17 @@ bench: $(PACKAGE)  ## Time the pieces that have a speed to keep (minutes; leave 
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark" $(ARGS) || exit 1; \
 	done
 
+reward-study: $(PACKAGE)  ## Compare the rewards with the truth (hours; takes up where it was stopped)
+	$(BIN)/python -m experiments.reward_study.study $(ARGS)
+	$(BIN)/python -m experiments.reward_study.adversarial
+
 clean:  ## Remove the environment, builds and caches; results stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The environment is made afresh whenever pyproject.toml has changed. The stamp is written
 # last, so that an interrupted installation is not taken for a finished one.
