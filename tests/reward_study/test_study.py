@@ -16,7 +16,7 @@ from mamba_cli.types import BlockSums
 
 
 def test_moments_of_all_draws_from_block_sums() -> None:
-    draws = np.random.default_rng(0).standard_normal((30, 3)) + [1.0, 2.0, 3.0]
+    draws = np.random.default_rng(0).normal([1.0, 2.0, 3.0], 1.0, (30, 3))
     origin = np.array([0.5, 2.0, 2.0])
     blocks = [(draws[:16] - origin), (draws[16:] - origin)]
     sums = BlockSums(
