@@ -13,6 +13,7 @@ import datetime
 import enum
 import errno
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -206,6 +207,15 @@ def remove_leftovers(folder: str | Path, *, older_than_s: float = 0.0) -> None:
         except FileNotFoundError:
             continue
         _remove_quietly(leftover)
+
+
+def sha256_of(path: str | Path) -> str:
+    """Sha256 of a file's content, in hex. Raises ``DataError``."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # --- JSON ---------------------------------------------------------------------------------------
@@ -625,8 +635,16 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
+    def parameters_path(self) -> Path:
+        return self.path / "parameters.csv"
+
+    @property
     def provenance_path(self) -> Path:
         return self.path / "provenance.json"
+
+    @property
+    def steps_path(self) -> Path:
+        return self.path / "steps.json"
 
     @property
     def log_path(self) -> Path:
@@ -660,6 +678,10 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read ``metrics.csv``; empty where there is none. Raises ``DataError``."""
         return read_metrics(self.metrics_path)
+
+    def write_steps(self, values: Mapping[str, Any]) -> None:
+        """Write ``steps.json``, the ledger of steps. Raises ``StorageError``."""
+        write_json(self.steps_path, values)
 
     def write_provenance(self, values: Mapping[str, Any]) -> None:
         """Write ``provenance.json``; the run's configuration is always in it."""

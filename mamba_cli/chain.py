@@ -174,12 +174,19 @@ class Chain:
             ``[m, dim]`` each with m = min(max_draws, kept); ``gradients`` are the
             sampler's own and ``[0, dim]`` when the program does not keep them.
         """
-        kept = self.num_kept
-        chosen = np.arange(kept)
-        if kept > max_draws:
-            chosen = ((np.arange(max_draws) + 1) * kept) // max_draws - 1
+        chosen = self._chosen(max_draws)
         positions, gradients = np.asarray(self.carry.positions), np.asarray(self.carry.gradients)
         return positions[chosen], gradients[chosen] if len(gradients) else gradients
+
+    def thinned_numbers(self, max_draws: int) -> np.ndarray:
+        """Which draws (1, 2, ...) those of :meth:`thinned` are, ``[m]``."""
+        return (self._chosen(max_draws) + 1) * int(self.carry.stride)
+
+    def _chosen(self, max_draws: int) -> np.ndarray:
+        kept = self.num_kept
+        if kept <= max_draws:
+            return np.arange(kept)
+        return ((np.arange(max_draws) + 1) * kept) // max_draws - 1
 
     def compact(self, max_kept: int | None = None) -> Chain:
         """The same chain in host memory, its buffer cut to the draws that are in it.
@@ -374,6 +381,11 @@ class ChainProgram:
         return Chain(hyperparameters, carry, sums, float(arrays["elapsed_s"]))
 
     @property
+    def num_rows(self) -> int:
+        """N, the rows that minibatches are drawn from."""
+        return num_rows(self._estimator.rows)
+
+    @property
     def refreshes(self) -> bool:
         """Whether the sampler redraws its momentum every ``num_integration_steps`` steps."""
         return self._kernel(self._estimator.constants).refresh is not None
@@ -498,7 +510,11 @@ class ChainProgram:
 
 
 def advance(
-    program: ChainProgram, chain: Chain, budget: Budget, clock: Clock = time.perf_counter
+    program: ChainProgram,
+    chain: Chain,
+    budget: Budget,
+    clock: Clock = time.perf_counter,
+    dispatches: list[int] | None = None,
 ) -> Chain:
     """Continue ``chain`` by a budget of seconds or steps. Consumes ``chain``.
 
@@ -506,7 +522,8 @@ def advance(
     whichever is larger, as long as the machine's speed is steady, and makes no step at
     all when half a step would not fit. A chain that turns non-finite stops at once, at
     ``chain.nonfinite_step``. Neither compilation nor the padding of a compact chain's buffer
-    is inside the budget. At ``MAX_STEPS`` steps a chain ends.
+    is inside the budget. At ``MAX_STEPS`` steps a chain ends. The steps of every dispatch are
+    appended to ``dispatches``: as many budgets of steps make the same chain, bit for bit.
     """
     program.compile(chain.position)
     hyperparameters = chain.hyperparameters
@@ -539,6 +556,8 @@ def advance(
                 continue
             room = min(room, block_room)
         num_steps = min(wanted, room, MAX_STEPS_PER_DISPATCH)
+        if dispatches is not None:
+            dispatches.append(num_steps)
         before = clock()
         carry, new_sums = program.dispatch(carry, hyperparameters, num_steps)
         done, nonfinite = (

@@ -27,6 +27,7 @@ from mamba_cli.errors import ConfigError
 
 T = TypeVar("T")
 
+CLOCKS = ("wall", "calibrated")
 STAGES = ("tune", "ground_truth", "evaluate")
 TOP_LEVEL_KEYS = (
     "seed",
@@ -34,6 +35,7 @@ TOP_LEVEL_KEYS = (
     "data_dir",
     "results_dir",
     "run_dir",
+    "replay",
     "model",
     "sampler",
     "tuner",
@@ -44,7 +46,16 @@ TOP_LEVEL_KEYS = (
 )
 
 # The parts of a model's file; every other key of it is an argument of the posterior.
-MODEL_PARTS = ("name", "posterior", "tuning", "budgets", "burn_in_fraction", "map", "ground_truth")
+MODEL_PARTS = (
+    "name",
+    "posterior",
+    "tuning",
+    "budgets",
+    "burn_in_fraction",
+    "map",
+    "ground_truth",
+    "in_paper",
+)
 
 # What makes the size of a run, and where a model's budget has it. The number of repeats is not
 # here: more of them are not another experiment.
@@ -77,11 +88,19 @@ Point = tuple[float, int, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The lists whose product is the set of arms. The rows are known once the data are."""
+    """The lists whose product is the set of arms. The rows are known once the data are.
 
-    step_sizes: tuple[float, ...]
-    batch_percents: tuple[float, ...]
+    A list that is ``None`` is laid around the model, once its MAP is known.
+    """
+
+    step_sizes: tuple[float, ...] | None
+    batch_percents: tuple[float, ...] | None
     num_integration_steps: tuple[int, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a list is still to be laid around the model."""
+        return self.step_sizes is None or self.batch_percents is None
 
     def points(self, num_train: int) -> tuple[Point, ...]:
         """Every arm for ``num_train`` rows, each once, the step size varying fastest.
@@ -93,6 +112,8 @@ class Grid:
         ConfigError
             A percentage is less than one row.
         """
+        assert self.step_sizes is not None
+        assert self.batch_percents is not None
         batch_sizes = dict.fromkeys(
             batch_size_of(percent, num_train, "tuner.grid.batch_percent")
             for percent in self.batch_percents
@@ -239,6 +260,7 @@ class GroundTruthSettings:
     max_r_hat: float
     min_ess: float
     recompute: bool
+    max_s: float | None = None  # the most it may be expected to take; None: whatever it takes
 
 
 @dataclass(frozen=True)
@@ -254,6 +276,8 @@ class RunSettings:
     results_dir: Path
     run_dir: Path
     budget: str
+    clock: str  # wall | calibrated
+    replay: Path | None
     is_paper_size: bool
     model: str
     sampler: SamplerSettings
@@ -261,6 +285,12 @@ class RunSettings:
     map_search: MapSearchSettings
     evaluation: EvaluationSettings
     ground_truth: GroundTruthSettings | None
+    in_paper: bool = True
+
+    @property
+    def needs_no_size_note(self) -> bool:
+        """Whether the size is the paper's, or the model is none of the paper's."""
+        return self.is_paper_size or not self.in_paper
 
 
 def settings_from(cfg: DictConfig) -> RunSettings:
@@ -285,7 +315,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     if "num_train" in model.values:
         tuner.points(model.values["num_train"])
     budget = root.section("budget")
-    budget.refuse_unknown(("name",))
+    budget.refuse_unknown(("name", "clock"))
     if root.get("data_dir") is not None:
         root.folder("data_dir")
     return RunSettings(
@@ -294,13 +324,18 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         results_dir=root.folder("results_dir"),
         run_dir=root.folder("run_dir"),
         budget=budget.text("name"),
-        is_paper_size=budget.text("name") == "paper" and _has_paper_sizes(root),
+        clock=budget.choice("clock", CLOCKS),
+        replay=None if root.get("replay") is None else root.folder("replay"),
+        is_paper_size=_in_paper(model)
+        and budget.text("name") == "paper"
+        and _has_paper_sizes(root),
         model=model.text("name"),
         sampler=sampler,
         tuner=tuner,
         map_search=_map_search(model),
         evaluation=_evaluation(root.section("evaluation")),
         ground_truth=_ground_truth(root.section("ground_truth")),
+        in_paper=_in_paper(model),
     )
 
 
@@ -532,6 +567,10 @@ def _unconverted(
         raise _refusal(key, value, f"a finite number, {allowed}")
 
 
+def _in_paper(model: _Section) -> bool:
+    return model.flag("in_paper") if "in_paper" in model.values else True
+
+
 def _has_paper_sizes(root: _Section) -> bool:
     """Whether every key that makes the size of a run has the value of the paper's budget."""
     paper = root.section("model").section("budgets").values.get("paper")
@@ -671,10 +710,19 @@ def _num_integration_steps(section: _Section, sampler: SamplerSettings) -> int:
 def _grid(section: _Section, sampler: SamplerSettings, model: _Section) -> Grid:
     section.refuse_unknown(("step_size", "batch_percent", "num_integration_steps"))
     return Grid(
-        step_sizes=section.each("step_size", _step_size),
-        batch_percents=section.each("batch_percent", _percent),
+        step_sizes=_each_or_open(section, "step_size", _step_size, model),
+        batch_percents=_each_or_open(section, "batch_percent", _percent, model),
         num_integration_steps=_grid_integration_steps(section, sampler, model),
     )
+
+
+def _each_or_open(
+    section: _Section, name: str, read: Callable[[str, Any], float], model: _Section
+) -> tuple[float, ...] | None:
+    """A list of the grid; ``None`` is allowed where the model's own file leaves it open."""
+    if section.get(name) is None and model.section("tuning").get(name) is None:
+        return None
+    return section.each(name, read)
 
 
 def _grid_integration_steps(
@@ -746,11 +794,13 @@ def _evaluation(section: _Section) -> EvaluationSettings:
 
 
 def _ground_truth(section: _Section) -> GroundTruthSettings | None:
-    if section.choice("method", ("nuts", "none")) == "none":
+    method = section.choice("method", ("nuts", "auto", "none"))
+    if method == "none":
         section.refuse_unknown(("method",))
         return None
     section.refuse_unknown(
         (
+            *(("max_s",) if method == "auto" else ()),
             "method",
             "num_draws",
             "num_warmup",
@@ -782,6 +832,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
         max_r_hat=max_r_hat,
         min_ess=section.above_zero("min_ess"),
         recompute=section.flag("recompute"),
+        max_s=section.above_zero("max_s") if method == "auto" else None,
     )
 
 

@@ -294,6 +294,11 @@ class Console:
         logger.info("%s", text)
         self.show(self._bold(text))
 
+    def say(self, text: str) -> None:
+        """One line that is shown away from a terminal too: what was decided for the user."""
+        logger.info("%s", text)
+        self.show(_INDENT + text)
+
     def banner(self, budget: str, paper_size: bool) -> None:
         """Say loudly that a run is not the paper's size, where it is not."""
         note = size_note(budget, paper_size)

@@ -106,7 +106,7 @@ def winner_lines(
         noise = "" if error is None else f" +- {error:.2g}"
         lines.append((f"reward ({name})", f"{best['reward']:.4g}{noise}"))
     lines += certainty_lines(best)
-    steps = () if isinstance(tuner, FixedSettings) else tuner.grid.step_sizes
+    steps = () if isinstance(tuner, FixedSettings) else tuner.grid.step_sizes or ()
     if len(steps) > 1:
         for end, step_size in (("smallest", min(steps)), ("largest", max(steps))):
             if math.isclose(best["step_size"], step_size, rel_tol=1e-9):
@@ -199,7 +199,7 @@ def draw_tuning(
     best = folder.read_best()
     common: dict[str, Any] = {
         "title": title_of(settings),
-        "note": size_note(settings.budget, settings.is_paper_size),
+        "note": size_note(settings.budget, settings.needs_no_size_note),
         "winner": None if best is None else int(best["arm"]),
     }
 
@@ -229,7 +229,7 @@ def draw_evaluation(
     if not len(moments.std):
         return
     usable = np.all(np.isfinite(moments.std), axis=1)
-    title, note = title_of(settings), size_note(settings.budget, settings.is_paper_size)
+    title, note = title_of(settings), size_note(settings.budget, settings.needs_no_size_note)
 
     def draw(path: Path) -> None:
         if moments.reference_std is None or not usable.any():

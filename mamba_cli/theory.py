@@ -59,6 +59,9 @@ import numpy as np
 from mamba_cli.tuners.halving import Rung, schedule, total_s
 from mamba_cli.types import ArmRecord
 
+SHORTEST_S = 1e-9
+"""A budget below this is none."""
+
 FLAT = 1e-12
 """A budget is found to this relative precision."""
 
@@ -216,6 +219,8 @@ def budget_for(
     while bound(high) > error:
         low, high = high, 2 * high
     while high - low > FLAT * high:
+        if high < SHORTEST_S:
+            return 0.0  # rewards without noise, or no usable arm beside the winner
         middle = 0.5 * (low + high)
         low, high = (middle, high) if bound(middle) > error else (low, middle)
     return total_s(schedule(num_arms, reduction_factor, high))

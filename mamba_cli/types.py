@@ -126,6 +126,15 @@ class HasLogLikelihoods(Protocol):
         ...
 
 
+@runtime_checkable
+class HasNamedParameters(Protocol):
+    """A model whose position is made of named parameters, each in its own space."""
+
+    def constrain(self, position: Array) -> dict[str, Array]:
+        """The parameters at ``position`` ``[dim]``, by name: what a user's model calls them."""
+        ...
+
+
 class GradientFn(Protocol):
     """An estimate of the gradient of the log posterior from one minibatch."""
 

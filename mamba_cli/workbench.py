@@ -17,11 +17,13 @@ from jax import lax
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
+from mamba_cli.pacing import Pace, WallClock
 from mamba_cli.types import (
     Array,
     FeatureFn,
     HasFullLikelihood,
     HasSquaredError,
+    Hyperparameters,
     Model,
     PyTree,
     Sampler,
@@ -39,6 +41,7 @@ class Seconds:
     """Where the time of a run went, in seconds."""
 
     compile: float = 0.0
+    calibration: float = 0.0
     sampling: float = 0.0
     gradients: float = 0.0
     reward: float = 0.0
@@ -72,6 +75,8 @@ class Workbench:
         The coordinates of rewards that ask for them.
     clock
         Seconds, monotonic; tests put their own here.
+    pace
+        What a chain's seconds are: the clock's, or steps at a measured cost.
     """
 
     model: Model
@@ -84,6 +89,7 @@ class Workbench:
     block_features: FeatureFn | None = None
     whitening: Whitening | None = None
     clock: Clock = time.perf_counter
+    pace: Pace = field(default_factory=WallClock)
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
@@ -119,6 +125,17 @@ class Workbench:
             taken = list(pool.map(seconds_of, programs.values()))
         self.seconds.compile += self.clock() - began
         return dict(zip(programs, taken, strict=True))
+
+    def calibrate(self, arms: Iterable[Hyperparameters]) -> None:
+        """Let the pace measure, once for each shape among ``arms``, what it has to.
+
+        Called when the programs are compiled and nothing else runs.
+        """
+        began = self.clock()
+        shapes = {(arm.batch_size, arm.num_integration_steps): arm for arm in arms}
+        programs = ((self._uncompiled(arm.batch_size), arm) for arm in shapes.values())
+        self.pace.prepare(programs, self.start, self.clock)
+        self.seconds.calibration += self.clock() - began
 
     def _uncompiled(self, batch_size: int) -> ChainProgram:
         if batch_size not in self._programs:

@@ -452,7 +452,8 @@ def test_a_picture_that_cannot_be_drawn_costs_no_result_and_is_drawn_later(
     assert "tuning.png could not be drawn (ValueError: no font)" in caplog.text
     assert not list(folder.glob("*.png"))
     before = results_of(folder)
-    assert before.keys() == {"tuning.csv", "best.json", "metrics.csv", "provenance.json"}
+    written = {"tuning.csv", "best.json", "metrics.csv", "provenance.json", "steps.json"}
+    assert before.keys() == written
     run(composed(*NO_TRUTH))
     assert {path.name for path in folder.glob("*.png")} == {"tuning.png", "evaluation.png"}
     assert results_of(folder) == before

@@ -204,3 +204,8 @@ def test_a_runs_own_estimates_of_sigma_and_the_gaps() -> None:
     assert problem.h2 == pytest.approx(max(2 / 1, 3 / 25))
     flipped = [r._replace(reward=-r.reward) for r in records]
     assert theory.problem_of(flipped, flipped[4], -1.0) == problem
+
+
+def test_without_noise_any_budget_is_enough() -> None:
+    assert theory.budget_for(0.05, 3, 3, sigma=0.0, gaps=[1.0, 2.0]) == 0.0
+    assert theory.budget_for(0.05, 3, 3, sigma=1.0, gaps=[math.inf, math.inf]) == 0.0

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mamba_cli.chain import Budget, Chain, LayoutError, advance
+from mamba_cli.chain import Chain, LayoutError
 from mamba_cli.errors import first_line, is_out_of_memory
 from mamba_cli.tuners.confidence import mark_best_set, promote_ties, unspent_s
 from mamba_cli.tuners.guards import Guards, Verdict
@@ -132,6 +132,7 @@ class Halving:
         )
         compile_s = self.bench.compile(arm.hyperparameters.batch_size for arm in arms)
         scorer_compile_s = self.scorer.warm_up(num_scored)
+        self.bench.calibrate(arm.hyperparameters for arm in arms)
         after: list[Arm] = []
         records: list[ArmRecord] = []
         values: list[float] = []
@@ -198,7 +199,8 @@ class Halving:
         program, _ = self.bench.program(arm.hyperparameters.batch_size)
         chain = arm.chain.without_draws()
         before_s = chain.elapsed_s
-        chain = advance(program, chain, Budget(seconds=self.check_s), self.bench.clock)
+        place = f"check, arm {arm.index}"
+        chain = self.bench.pace.run(program, chain, self.check_s, place, self.bench.clock)
         self.bench.seconds.check += chain.elapsed_s - before_s
         self.reporter.update(self.check_s)
         self.reporter.finish()
@@ -221,7 +223,8 @@ class Halving:
                 key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), number)
                 chain = program.start(key, position, arm.hyperparameters)
             before_s = chain.elapsed_s
-            chain = advance(program, chain, Budget(seconds=rung.seconds), self.bench.clock)
+            place = f"rung {number}, arm {arm.index}"
+            chain = self.bench.pace.run(program, chain, rung.seconds, place, self.bench.clock)
             self.bench.seconds.sampling += chain.elapsed_s - before_s
             chain = chain.compact(2 * num_scored)
             arm = replace(arm, chain=chain)

@@ -1,0 +1,244 @@
+"""A user's own data: read from .npz, .npy, .csv or .parquet, and checked before anything runs.
+
+Whatever the source, the result is a pytree of arrays that share their leading axis, one row a
+datum. Floating-point arrays become float32 and integers int32, the precision chains run in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from mamba_cli.errors import ConfigError, DataError
+from mamba_cli.types import PyTree
+
+SUFFIXES = (".npz", ".npy", ".csv", ".parquet")
+
+COPIES_IN_MEMORY = 3
+"""The rows, the same cut into blocks for the MAP and the ground truth, and room to convert."""
+
+ROWS_PER_CHECK = 1 << 16
+"""Rows looked at together: a memory-mapped file is never read as a whole to be checked."""
+
+Columns = Mapping[str, str | Sequence[str]]
+
+
+def read_data(path: str | Path, columns: Columns | None = None) -> PyTree:
+    """Read a data file.
+
+    Parameters
+    ----------
+    path
+        ``.npz``: its arrays by name. ``.npy``: the array, memory-mapped (a structured array: its
+        fields by name). ``.csv`` and ``.parquet``: the columns by name.
+    columns
+        For tables: which array is made of which columns, ``{"x": ["age", "dose"], "y": "ill"}``.
+        One name gives an array ``[num_rows]``, a list a matrix ``[num_rows, num_columns]``.
+
+    Returns
+    -------
+    A dict of arrays, or the one array of a ``.npy``; not checked yet, see :func:`checked_rows`.
+
+    Raises
+    ------
+    ConfigError
+        The file is of another kind, ``columns`` names a column that is not there, or is given for
+        a file that has none.
+    DataError
+        The file is missing or cannot be read.
+    """
+    path = Path(path).expanduser()
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"model.data={str(path)!r} is not allowed: it must end in {', '.join(SUFFIXES)}."
+        )
+    is_table = path.suffix in (".csv", ".parquet")
+    if columns is not None and not is_table:
+        raise ConfigError(
+            f"model.columns={dict(columns)!r} is not allowed with {path.name}: only .csv and "
+            ".parquet have columns; the arrays of .npz have their own names."
+        )
+    try:
+        if is_table:
+            return _from_table(_read_table(path), path, columns)
+        return _from_numpy(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; model.data= names the data file.") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {_first_line(error)}") from error
+
+
+def _from_numpy(path: Path) -> PyTree:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array if array.dtype.names is None else {name: array[name] for name in array.dtype.names}
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    if path.suffix == ".csv":
+        return pd.read_csv(path)
+    try:
+        return pd.read_parquet(path)
+    except ImportError as error:
+        raise ConfigError(
+            f"model.data={str(path)!r}: reading Parquet needs pyarrow, which is not installed: "
+            "pip install pyarrow, or convert the file to .csv or .npz."
+        ) from error
+
+
+def _from_table(table: pd.DataFrame, path: Path, columns: Columns | None) -> dict[str, np.ndarray]:
+    chosen: Columns = {str(name): str(name) for name in table.columns}
+    if columns is not None:
+        chosen = columns
+    arrays = {}
+    for name, source in chosen.items():
+        listed = [source] if isinstance(source, str) else list(source)
+        parts = [_column(table, column, name, path) for column in listed]
+        arrays[name] = parts[0] if isinstance(source, str) else np.stack(parts, axis=1)
+    return arrays
+
+
+def _column(table: pd.DataFrame, column: str, name: str, path: Path) -> np.ndarray:
+    if column not in table.columns:
+        known = ", ".join(map(str, table.columns))
+        raise ConfigError(
+            f"model.columns.{name}={column!r}: {path} has no such column. It has {known}."
+        )
+    values = table[column]
+    missing = np.flatnonzero(values.isna().to_numpy())
+    if len(missing):
+        raise DataError(
+            f"{path}: column {column}, row {missing[0]} (counted from 0) is empty or NaN, "
+            f"{len(missing)} such values in all; every row needs a value."
+        )
+    if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
+        raise DataError(
+            f"{path}: column {column} holds text (row 0: {values.iloc[0]!r}); expected numbers. "
+            "Code categories as whole numbers 0, 1, ..., or choose columns with model.columns."
+        )
+    return values.to_numpy()
+
+
+def checked_rows(data: PyTree, source: str) -> PyTree:
+    """``data`` as arrays of one leading axis in the precision of chains, everything finite.
+
+    Parameters
+    ----------
+    data
+        A pytree of arrays (or of what NumPy makes arrays of).
+    source
+        Where it comes from, for messages: ``data.npz``, ``my_model.py, data``.
+
+    Raises
+    ------
+    DataError
+        There is no array or no row; lengths differ; a value is not a finite number (its row and
+        column are named), or does not fit single precision; all of it does not fit into memory.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(data)
+    named = [(_name_of(path), _as_array(leaf, _name_of(path), source)) for path, leaf in leaves]
+    if not named:
+        raise DataError(f"{source}: there is no array in it; expected at least one.")
+    for name, array in named:
+        if array.ndim == 0:
+            raise DataError(
+                f"{source}: {name} is a single number; expected an array whose first axis is rows."
+            )
+    first_name, first = named[0]
+    for name, array in named:
+        if len(array) != len(first):
+            raise DataError(
+                f"{source}: {first_name} has {len(first):,} rows and {name} has {len(array):,}; "
+                "expected the same number of rows (first axis) in every array."
+            )
+    if not len(first):
+        raise DataError(f"{source}: it is empty (no rows); expected at least one.")
+    _check_memory([array for _, array in named], source)
+    converted = [_converted(array, name, source) for name, array in named]
+    return jax.tree_util.tree_unflatten(structure, converted)
+
+
+def _name_of(path: tuple[Any, ...]) -> str:
+    """A leaf's place in its pytree as a reader says it: ``x``, ``0.weights``; ``data`` alone."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "the array"
+
+
+def _as_array(leaf: Any, name: str, source: str) -> np.ndarray:
+    try:
+        array = np.asanyarray(leaf)
+    except ValueError as error:
+        raise DataError(f"{source}: {name} is not an array: {_first_line(error)}") from error
+    if array.dtype.kind not in "fiub":
+        raise DataError(
+            f"{source}: {name} holds {array.dtype} values; expected real numbers (floating-point, "
+            "integer or boolean)."
+        )
+    return array
+
+
+def _check_memory(arrays: Sequence[np.ndarray], source: str) -> None:
+    needed = sum(COPIES_IN_MEMORY * 4 * array.size for array in arrays)
+    free = _available_bytes()
+    if free is not None and needed > free:
+        raise DataError(
+            f"{source}: {len(arrays[0]):,} rows need about {needed / 2**30:.1f} GiB of memory, and "
+            f"{free / 2**30:.1f} GiB are free. Rows are kept in memory while chains run: take "
+            "fewer rows, or a machine with more memory."
+        )
+
+
+def _available_bytes() -> int | None:
+    """Memory that is free, where the system says so."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _page_cache_bytes()
+    except (ValueError, OSError):
+        return None
+
+
+def _page_cache_bytes() -> int:
+    """What Linux holds of files and gives back when asked."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    sizes = {line.split(":")[0]: line.split(":")[1].split()[0] for line in lines if ":" in line}
+    return 1024 * int(sizes.get("Cached", 0))
+
+
+def _converted(array: np.ndarray, name: str, source: str) -> np.ndarray:
+    """In the precision chains run in, checked ``ROWS_PER_CHECK`` rows at a time."""
+    kind: type = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
+    result: np.ndarray = np.empty(array.shape, kind)
+    for start in range(0, len(array), ROWS_PER_CHECK):
+        part = np.asarray(array[start : start + ROWS_PER_CHECK])
+        with np.errstate(over="ignore", invalid="ignore"):
+            chunk: np.ndarray = part.astype(kind)
+        is_good = np.isfinite(chunk) if array.dtype.kind == "f" else chunk == part
+        if not is_good.all():
+            at = tuple(int(i) for i in np.argwhere(~is_good)[0])
+            raise DataError(
+                f"{source}: {name}, row {start + at[0]}{_column_of(at)} (counted from 0) is "
+                f"{part[at]!s}; expected a finite number that single precision holds."
+            )
+        result[start : start + len(part)] = chunk
+    return result
+
+
+def _column_of(at: tuple[int, ...]) -> str:
+    rest = at[1:]
+    if not rest:
+        return ""
+    return f", column {rest[0] if len(rest) == 1 else rest}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
