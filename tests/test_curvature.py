@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,24 +24,39 @@ def test_the_hessian_in_low_dimension() -> None:
     np.testing.assert_allclose(whitening.centre, MODEL.posterior_mean, rtol=1e-6)
 
 
-def test_the_fisher_diagonal_is_that_of_the_gradients_of_rows() -> None:
-    """Against the sum over rows, in float64: one probe has a relative sd of sqrt(2)."""
+def test_the_fisher_diagonal_is_the_variance_of_the_gradients_of_rows() -> None:
+    """Against the rows' own gradients, in float64: one probe has a relative sd of sqrt(2)."""
     model = logistic_regression(num_train=3000, num_test=10, dim=4)
     position, num_probes = np.array([0.3, -0.2, 0.1, 0.5]), 400
     rows = np.asarray(model.data, np.float64)
     slopes = rows / (1 + np.exp(rows @ position))[:, None]
-    expected = np.sum(slopes**2, axis=0) + 1 / model.prior_variance
-    estimate = curvature.fisher_diagonal(
-        model, jnp.asarray(position, jnp.float32), jax.random.key(1), num_probes
-    )
+    expected = 3000 * np.var(slopes, axis=0, ddof=1) + 1 / model.prior_variance
+    estimate = curvature.fisher_diagonal(model, jnp.asarray(position, jnp.float32), 1, num_probes)
     # Four coordinates within 4 standard errors; a factor of 2 is 14 away.
     np.testing.assert_allclose(estimate, expected, rtol=4 * np.sqrt(2 / num_probes))
 
 
+def test_of_large_data_every_probe_sees_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against all rows, in float64; a part of a third adds little to the error of the halves."""
+    monkeypatch.setattr(curvature, "MAX_ROWS_PER_PROBE", 1000)
+    model = gaussian_mean(num_data=3000, dim=2, offset=0.0)
+    slopes = np.asarray(model.data, np.float64) - 0.5
+    expected = 3000 * np.var(slopes, axis=0, ddof=1) + 1 / model.prior_variance
+    estimate = curvature.fisher_diagonal(model, jnp.full(2, 0.5), 2, 400)
+    np.testing.assert_allclose(estimate, expected, rtol=4 * np.sqrt(2.1 / 400))
+
+
 def test_the_prior_is_exact_where_the_data_say_nothing() -> None:
     model = gaussian_mean(num_data=7, dim=3, variance=1e12)
-    estimate = curvature.fisher_diagonal(model, jnp.zeros(3), jax.random.key(0), 3)
+    estimate = curvature.fisher_diagonal(model, jnp.zeros(3), 0, 3)
     np.testing.assert_allclose(estimate, 1 / model.prior_variance, rtol=1e-5)
+
+
+def test_a_single_row_is_its_square() -> None:
+    model = gaussian_mean(num_data=1, dim=3)
+    estimate = curvature.fisher_diagonal(model, jnp.zeros(3), 0, 2)
+    expected = np.asarray(model.data, np.float64)[0] ** 2 + 1 / model.prior_variance
+    np.testing.assert_allclose(estimate, expected, rtol=1e-5)
 
 
 def test_the_diagonal_is_taken_in_high_dimension_and_where_it_is_asked_for() -> None:

@@ -15,12 +15,13 @@ vanish and the same in every rotation of w:
     D_{W}^2 = \|z_1\|^2 + \sum_k \big(\sqrt{c_k} - 1\big)^2,
 
 with c_k the eigenvalues of I - Z_2 - z_1 z_1^T, those below zero taken as zero. ``norm`` is the
-discrepancy of the paper. For a Gaussian posterior, N(0, I) in w, and draws of mean m and covariance
-C, z_1 = -m and Z_2 = I - C - m m^T, so that c_k are the eigenvalues of C and ``wasserstein`` is the
-2-Wasserstein distance of two Gaussians with the moments of draws and posterior, in posterior
-standard deviations; for other posteriors it is the same function of what the scores say. Near zero
-it weighs Z_2 by a half, far out it grows like the width of the draws where ``norm`` grows like its
-square: noise in Z_2 is not magnified. A chain frozen at the mode has sqrt(dim) by both.
+polynomial Stein discrepancy. For a Gaussian posterior, N(0, I) in w, and draws of mean m and
+covariance C, z_1 = -m and Z_2 = I - C - m m^T, so that c_k are the eigenvalues of C and
+``wasserstein`` is the 2-Wasserstein distance of two Gaussians with the moments of draws and
+posterior, in posterior standard deviations; for other posteriors it is the same function of what
+the scores say. Near zero it weighs Z_2 by a half, far out it grows like the width of the draws
+where ``norm`` grows like its square: noise in Z_2 is not magnified. A chain frozen at the mode has
+sqrt(dim) by both.
 
 **Why the sampler's own gradients will do.** The features are linear in the score. A kernel of this
 package evaluates the gradient of step t at the position it has just arrived at, on a minibatch
@@ -33,12 +34,12 @@ averages out. A discrepancy that is quadratic in the scores (a KSD) is biased by
   (dim + (dim^2 + dim)/2)(N - n)/(n T). Like the error of the draws themselves it falls with their
   number: an arm with a small minibatch has to make up for it by draws. At n = N it is zero.
 * *Without replacement* changes the size of the noise, (N - n)/(N - 1), not its mean.
-* *Reshuffle*, where a pass over the data hands every row out once, is unbiased draw by draw only on
-  average over a pass: given the past, the rows left over are known, and the position has moved with
-  the rows before them. E[s_t | position] then differs from the score by a term of the order of what
-  one pass moves the position by, the same order as the bias of the chain itself, and the noise of
-  z_1 nearly cancels within a pass. The value remains comparable between arms whose passes are short
-  against their mixing time.
+* *Reshuffle*, where a pass over the data hands every row out once, breaks this: given the past of
+  the pass, the rows left over are known, and the position has moved with the others. At rest, SGLD
+  with any scheme has E[s w^T + w s^T] = -2 I - (h/2) E[s s^T] (in whitened coordinates, s the
+  estimate that moves the chain; put E[w w^T] the same before and after a step), so the value is
+  that of a chain with fresh minibatches of the same size: what reshuffling gains in the width of
+  the draws, of order h times the noise's variance, is not seen. Rewards on full gradients see it.
 * *Control variates* leave the mean as it is (the correction has mean zero at every position) and
   take most of the noise away near the mode.
 * *L integration steps*: a draw is summed once per L steps, with the gradient at that draw's own
@@ -46,6 +47,8 @@ averages out. A discrepancy that is quadratic in the scores (a KSD) is biased by
 * *The first draws* after the start at the mode have w near 0, and contribute I to Z_2 instead of 0:
   a chain of T draws that needs tau draws to spread has Z_2 near I tau/T. This is an error its
   estimates have too, and it is wanted: the reward of a slow arm is that of its draws so far.
+* *Negative c_k*, where the scores point away from the centre on average, by noise or because the
+  draws are where the density is not concave, count as draws without any width in that direction.
 
 **Standard error**, by batch means: with D_(b) the value without block b of B equal blocks,
 

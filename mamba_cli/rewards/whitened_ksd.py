@@ -21,8 +21,9 @@ from mamba_cli.rewards.draws import (
     require_whitening,
     whitened,
 )
+from mamba_cli.rewards.jackknife import ksd_std_error
 from mamba_cli.rewards.ksd import ksd
-from mamba_cli.types import ScoredDraws
+from mamba_cli.types import Scored, ScoredDraws
 
 STATISTICS = ("v", "u")
 
@@ -96,6 +97,11 @@ class WhitenedKernelSteinDiscrepancy:
         require_whitening(self.whitening, self.gradients)
         require(self.statistic in STATISTICS, "statistic", self.statistic, "v or u")
 
-    def __call__(self, draws: ScoredDraws) -> float:
-        of_draws = ksd if self.statistic == "v" else unbiased_squared_ksd
-        return of_draws(*whitened(draws), c=self.c, beta=self.beta)
+    def __call__(self, draws: ScoredDraws) -> Scored:
+        x, s = whitened(draws)
+        root = ksd(x, s, c=self.c, beta=self.beta)
+        error = ksd_std_error(x, s, c=self.c, beta=self.beta)
+        if self.statistic == "v":
+            return Scored(root, error)
+        # U differs from the square of V by a constant, to first order: the delta method.
+        return Scored(unbiased_squared_ksd(x, s, c=self.c, beta=self.beta), 2 * root * error)

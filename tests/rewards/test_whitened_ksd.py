@@ -10,6 +10,7 @@ from whitened_draws import gaussian_draws, narrow_posterior, scored
 
 from mamba_cli.errors import ConfigError
 from mamba_cli.rewards import WhitenedKernelSteinDiscrepancy, ksd
+from mamba_cli.rewards.jackknife import ksd_std_error
 from mamba_cli.rewards.whitened_ksd import unbiased_squared_ksd
 from mamba_cli.types import AsksForWhitening, Reward
 
@@ -46,7 +47,10 @@ def test_reward_is_that_of_whitened_draws(statistic: str) -> None:
     reward: Reward = WhitenedKernelSteinDiscrepancy(statistic=statistic)
     assert isinstance(reward, AsksForWhitening)
     expected = ksd(w, -w) if statistic == "v" else unbiased_squared_ksd(w, -w)
-    assert reward(scored(*posterior(w), whitening)) == pytest.approx(expected, rel=2e-3)
+    value, error = reward(scored(*posterior(w), whitening))
+    assert value == pytest.approx(expected, rel=2e-3)
+    scale = 1 if statistic == "v" else 2 * ksd(w, -w)
+    assert error == pytest.approx(scale * ksd_std_error(w, -w), rel=1e-2)
 
 
 def test_the_order_that_raw_coordinates_get_wrong() -> None:
@@ -58,7 +62,7 @@ def test_the_order_that_raw_coordinates_get_wrong() -> None:
     w, _ = gaussian_draws(3, 1000, 10)
     reward = WhitenedKernelSteinDiscrepancy()
     of_widths = [posterior(width * w) for width in (1.0, 1.68**0.5, 0.5, 0.0)]
-    whitened = [reward(scored(*draws, whitening)) for draws in of_widths]
+    whitened = [reward(scored(*draws, whitening)).value for draws in of_widths]
     assert whitened == sorted(whitened)
     assert whitened[-1] == pytest.approx(math.sqrt(10), rel=1e-3)
     raw = [ksd(*draws) for draws in of_widths]
