@@ -15,7 +15,7 @@ SOURCES := $(wildcard mamba_cli conf experiments tests)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: run test bench ground-truth clean help
+.PHONY: run test bench ground-truth reward-study clean help
 
 run: $(PACKAGE)  ## The first experiment of the paper, whole: tune, ground truth, evaluate
 	$(BIN)/mamba-run $(or $(ARGS),model=logreg sampler=sgld tuner=mamba_ksd)
@@ -41,6 +41,10 @@ bench: $(PACKAGE)  ## Time the pieces that have a speed to keep (minutes; leave 
 ground-truth: $(PACKAGE)  ## NUTS for a model at the paper's size: make ground-truth MODEL=pmf
 	$(BIN)/mamba-run model=$(or $(MODEL),logreg) 'stages=[ground_truth]' tuner=heuristic \
 		ground_truth.recompute=true run_dir=results/runs/ground_truth/$(or $(MODEL),logreg) $(ARGS)
+
+reward-study: $(PACKAGE)  ## Compare the rewards with the truth (hours; takes up where it was stopped)
+	$(BIN)/python -m experiments.reward_study.study $(ARGS)
+	$(BIN)/python -m experiments.reward_study.adversarial
 
 clean:  ## Remove the environment, builds and caches; results stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \

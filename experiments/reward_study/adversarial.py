@@ -18,7 +18,8 @@ place otherwise. One row a reward and setting in ``adversarial.csv``:
 ``broken``, ``frozen``, ``unstable``: grids in which such an arm was chosen; ``none``: no arm was
 left; ``median_regret``, ``worst_regret``: error of the chosen arm over that of the best arm, by the
 Wasserstein-2 distance of mean and covariance in whitened coordinates; ``sound_refused``: the share
-of sound arms that the guards refused.
+of sound arms that the guards refused (steps near the limit with much noise are), ``best_refused``
+the grids whose best arm they refused.
 """
 
 from __future__ import annotations
@@ -229,8 +230,8 @@ def choose(
             for name, reward in rewards.items():
                 losses[name][arm] = loss_of(reward, draws, sums, {"hessian": whitening}).value
         verdicts += [
-            {"kind": k, "passed": bool(p)}
-            for k, p, u in zip(kind, passed, usable, strict=True)
+            {"kind": k, "passed": bool(p), "best": bool(b)}
+            for k, p, u, b in zip(kind, passed, usable, errors == errors.min(), strict=True)
             if u
         ]
         for name, values in losses.items():
@@ -281,6 +282,7 @@ def summary(chosen: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                 "median_regret": group.regret.median(),
                 "worst_regret": group.regret.max(),
                 "sound_refused": 1 - sound.passed.mean() if guarded else 0.0,
+                "best_refused": int((verdicts.best & ~verdicts.passed).sum()) if guarded else 0,
             }
         )
     return pd.DataFrame(rows)

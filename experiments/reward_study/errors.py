@@ -32,5 +32,6 @@ def whitened_w2(
 
 def rms_difference(predictions: Floats, true_predictions: Floats) -> float:
     """Root mean squared difference of posterior-mean predictions; infinite if not finite."""
-    difference = float(np.sqrt(np.mean((predictions - true_predictions) ** 2)))
+    square = np.mean((predictions.ravel() - true_predictions.ravel()) ** 2)
+    difference = float(np.sqrt(square))
     return difference if np.isfinite(difference) else float("inf")

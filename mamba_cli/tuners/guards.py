@@ -10,8 +10,8 @@ started at the MAP has E[u_j^2] = lambda_j h t after t steps, as long as that is
 directions move first.
 
 **Frozen.** The largest of the spreads E[u_j^2] is below ``FROZEN_SPREAD``: no direction, not even
-the stiffest, has covered a seventh of the posterior's scale. Such a chain scores like a point, and
-an arm with few draws must not be called frozen for being short: its spread is first extrapolated to
+the stiffest, has covered a seventh of the posterior's scale. Such a chain scores like a point. An
+arm with few draws must not be called frozen for being short: its spread is first extrapolated to
 the end of the longest arm's seconds, in proportion to time, or to its square while the chain is in
 its first ``FLIGHT_STEPS`` steps, where a momentum may carry it in a straight line. Soft directions
 are no evidence: a sound chain needs long for them. Nor is a small effective sample size, which the
@@ -21,8 +21,12 @@ message gives: a slow chain and a frozen one both have about one.
 (about 1 on the typical set of a Gaussian), is above ``ENERGY_LIMIT``, or above ``ENERGY_SUSPECT``
 and growing ``ENERGY_GROWTH``-fold from the second quarter of the draws to the last. The quadratic
 energy |u|^2 / dim costs nothing and only raises the suspicion: where the posterior is not Gaussian
-a sound chain may be far out in it. The log density itself, at a few draws, decides. A chain far too
-wide but at rest is no matter for a guard: any reward sees it.
+a sound chain may be far out in it. The log density itself, at a few draws, decides. So it does for
+the direction in which the chain is farthest out: where it would rise by more than
+``DIRECTION_LIMIT`` + log(dim) if that one coordinate of a draw were the MAP's, half the draws are
+more than five standard deviations out, where one in 10^6 belongs. That is how a chain looks whose
+step is too long for one direction and whose gradient is bounded: it swings there and never
+overflows. A chain too wide by less is no matter for a guard: any good reward sees it.
 
 **Drifting**, in the check run of a winner: its energy in the second half is ``DRIFT_GROWTH`` times
 that of the first half, or of 1 if that is more, by more than four standard errors, and above
@@ -58,6 +62,9 @@ ENERGY_SUSPECT = 10.0
 
 ENERGY_LIMIT = 50.0
 """Energy, in units of dim / 2, that no typical set has: 7 standard deviations in one dimension."""
+
+DIRECTION_LIMIT = 12.5
+"""Fall of the log density along one direction, five standard deviations of a Gaussian."""
 
 ENERGY_GROWTH = 4.0
 """Of a suspect chain: the energy of the last quarter of its draws over that of the second."""
@@ -153,11 +160,42 @@ class Guards:
 
         Infinite where the density is 0 or not a number.
         """
-        chosen = np.unique(np.linspace(0, len(positions) - 1, NUM_ENERGIES).round().astype(int))
-        values = self.log_densities(np.concatenate([self.start[None], positions[chosen]]))
-        values = np.asarray(values, np.float64)
-        falls = (values[0] - values[1:]) / (0.5 * positions.shape[1])
-        return np.where(np.isfinite(falls), falls, np.inf)
+        chosen = _evenly(positions)
+        values = self._values(np.concatenate([self.start[None], chosen]))
+        return _falls(values[:1], values[1:]) / (0.5 * positions.shape[1])
+
+    def falls_along(self, positions: np.ndarray, direction: int) -> Floats:
+        """log p(theta') - log p(theta) at up to ``NUM_ENERGIES`` of the draws.
+
+        theta' is theta with one principal coordinate, the ``direction``, as it is at the start.
+        """
+        chosen, factor = np.asarray(_evenly(positions), np.float64), self.axes.factor
+        if self.axes.is_diagonal:
+            moved = chosen.copy()
+            moved[:, direction] = self.start[direction]
+        else:
+            axis = factor[:, direction] / np.linalg.norm(factor[:, direction])
+            moved = chosen - np.outer((chosen - self.start) @ axis, axis)
+        before, after = np.split(self._values(np.concatenate([moved, chosen])), 2)
+        return _falls(before, after)
+
+    def _values(self, positions: np.ndarray) -> Floats:
+        return np.asarray(self.log_densities(positions), np.float64)
+
+    def _far_out(self, positions: np.ndarray, whitened: Floats) -> Verdict | None:
+        squares = np.median(whitened**2, axis=0)
+        direction, limit = int(np.argmax(squares)), DIRECTION_LIMIT + math.log(len(self.start))
+        if 0.5 * squares[direction] <= limit:
+            return None
+        fall = float(np.median(self.falls_along(positions, direction)))
+        if fall <= limit:
+            return None
+        far = math.sqrt(squares[direction])
+        return Verdict(
+            "diverged",
+            f"half of the last draws are {far:.3g} posterior standard deviations or more from the "
+            f"MAP in one direction, where the density is lower by exp({fall:.3g})",
+        )
 
     def _risen(self, before: float, after: float) -> bool:
         floor = 1.0 + 6.0 * math.sqrt(2.0 / len(self.start))
@@ -167,7 +205,7 @@ class Guards:
         quarters = _parts(len(positions), 4)
         last, earlier = quarters[-1], quarters[1] if len(quarters) == 4 else quarters[0]
         if np.median(_quadratic(whitened[last])) <= ENERGY_SUSPECT:
-            return None
+            return self._far_out(positions[last], whitened[last])
         energy = float(np.median(self.energies(positions[last])))
         if energy > ENERGY_LIMIT:
             return Verdict(
@@ -175,14 +213,13 @@ class Guards:
                 f"the energy is {energy:.3g} times dim/2 above the MAP, {ENERGY_LIMIT:g} at most "
                 "on any typical set",
             )
-        if energy <= ENERGY_SUSPECT or len(quarters) < 4:
-            return None
-        before = float(np.median(self.energies(positions[earlier])))
-        if energy <= ENERGY_GROWTH * max(before, 1.0):
-            return None
-        return Verdict(
-            "diverged", f"the energy grows: from {before:.3g} to {energy:.3g} times dim/2"
-        )
+        if energy > ENERGY_SUSPECT and len(quarters) == 4:
+            before = float(np.median(self.energies(positions[earlier])))
+            if energy > ENERGY_GROWTH * max(before, 1.0):
+                return Verdict(
+                    "diverged", f"the energy grows: from {before:.3g} to {energy:.3g} times dim/2"
+                )
+        return self._far_out(positions[last], whitened[last])
 
 
 def principal_axes(whitening: Whitening) -> Whitening:
@@ -194,6 +231,19 @@ def principal_axes(whitening: Whitening) -> Whitening:
         return whitening
     vectors, roots, _ = np.linalg.svd(whitening.factor)
     return Whitening(whitening.centre, vectors * roots)
+
+
+def _evenly(positions: np.ndarray) -> np.ndarray:
+    """At most ``NUM_ENERGIES`` of the draws, evenly spaced."""
+    chosen = np.unique(np.linspace(0, len(positions) - 1, NUM_ENERGIES).round().astype(int))
+    return np.asarray(positions[chosen])
+
+
+def _falls(before: Floats, after: Floats) -> Floats:
+    """before - after of log densities; infinite where it is not a number."""
+    with np.errstate(invalid="ignore"):
+        falls = before - after
+    return np.where(np.isfinite(falls), falls, np.inf)
 
 
 def _frozen_reason(whitened: Floats, spread: float) -> str:

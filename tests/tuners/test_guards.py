@@ -132,6 +132,42 @@ def test_a_wide_chain_at_rest_is_left_to_the_reward() -> None:
     assert guards.verdict(draws) is None
 
 
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_chain_that_swings_in_one_direction_is_diverged(diagonal: bool) -> None:
+    # Log-cosh tails: 9 log cosh(8 / 3) = 18 nats in the stiffest direction, where half the draws
+    # are at 8 and half at -8; in six dimensions this is an energy of 6 + 5/6, not far from 1.
+    rng = np.random.default_rng(6)
+    precision, vectors = ill_conditioned(dim=6)
+    if diagonal:
+        precision, vectors = np.diag(np.geomspace(1, 1e4, 6)), np.eye(6)
+    roots = np.sqrt(np.geomspace(1, 1e4, 6))
+    whitening = Whitening.of_precision(np.zeros(6), np.diag(precision) if diagonal else precision)
+
+    def log_densities(positions: Array) -> Array:
+        return -9 * np.sum(np.log(np.cosh(positions @ vectors * roots / 3)), axis=1)
+
+    guards = Guards(np.zeros(6), principal_axes(whitening), log_densities)
+    u = rng.standard_normal((40, 6))
+    assert guards.verdict(u / roots @ vectors.T) is None
+    u[:, -1] = 8 * np.where(np.arange(40) % 2, 1, -1)
+    verdict = guards.verdict(u / roots @ vectors.T)
+    assert verdict is not None
+    assert (verdict.status, "in one direction" in verdict.reason) == ("diverged", True)
+    # Where the posterior has another mode there, nothing falls.
+    flat = Guards(guards.start, guards.axes, lambda positions: np.zeros(len(positions)))
+    assert flat.verdict(u / roots @ vectors.T) is None
+
+
+def test_the_fall_along_a_direction_is_that_of_the_coordinate() -> None:
+    precision, _ = ill_conditioned()
+    guards = gaussian_guards(precision, start=np.arange(6.0))
+    draws = guards.start + sgld(precision, 1e-5, 30, np.random.default_rng(0))
+    whitened = guards.whitened(draws)[np.unique(np.linspace(0, 29, 16).round().astype(int))]
+    for direction in range(6):
+        falls = guards.falls_along(draws, direction)
+        np.testing.assert_allclose(falls, 0.5 * whitened[:, direction] ** 2, atol=1e-9)
+
+
 def test_a_growing_energy_is_a_divergence() -> None:
     rng = np.random.default_rng(2)
     scale = np.repeat([1.0, 1.2, 3.0, 5.5], 10)[:, None]
