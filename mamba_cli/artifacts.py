@@ -390,6 +390,8 @@ def _boolean(text: str) -> bool:
 def _arm_record(path: Path, row: Mapping[str, str]) -> ArmRecord:
     values: dict[str, Any] = {}
     for column, kind in get_type_hints(ArmRecord).items():
+        if column not in row:
+            continue
         parse = _boolean if kind is bool else kind
         try:
             values[column] = parse(row[column])
@@ -641,6 +643,10 @@ class RunFolder:
         return self.path / "provenance.json"
 
     @property
+    def steps_path(self) -> Path:
+        return self.path / "steps.json"
+
+    @property
     def log_path(self) -> Path:
         return self.path / "run.log"
 
@@ -672,6 +678,10 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read ``metrics.csv``; empty where there is none. Raises ``DataError``."""
         return read_metrics(self.metrics_path)
+
+    def write_steps(self, values: Mapping[str, Any]) -> None:
+        """Write ``steps.json``, the ledger of steps. Raises ``StorageError``."""
+        write_json(self.steps_path, values)
 
     def write_provenance(self, values: Mapping[str, Any]) -> None:
         """Write ``provenance.json``; the run's configuration is always in it."""
@@ -723,7 +733,9 @@ def read_tuning(path: str | Path) -> list[ArmRecord]:
     """
     path = Path(path)
     columns, rows = read_table(path)
-    missing = [name for name in TUNING_COLUMNS if rows and name not in columns]
+    # Columns with a default came later than files that lack them.
+    optional = ArmRecord._field_defaults
+    missing = [name for name in TUNING_COLUMNS if rows and name not in {*columns, *optional}]
     if missing:
         raise DataError(
             f"cannot read {path}: missing columns {', '.join(missing)}; delete the file, "

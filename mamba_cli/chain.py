@@ -13,6 +13,10 @@ alone, not of how the run was cut into dispatches, rungs or resumed pieces, and 
 ``capacity / 2`` and ``capacity`` of them are there as soon as enough were made. What is
 wanted of *every* draw (moments) is accumulated inside the loop.
 
+Sums whose standard error is wanted are kept block by block: draw j is added to block
+``(j - 1) // block_length``, and when all blocks are full, neighbours are merged and the length
+doubles. As with the kept draws, the blocks are a function of the number of draws alone.
+
 The random key of step i is ``fold_in(chain_key, i)``: a chain is a deterministic
 function of its key and its number of steps.
 """
@@ -32,7 +36,16 @@ from jax import lax
 
 from mamba_cli.compilation import compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
-from mamba_cli.types import Array, Hyperparameters, Kernel, Minibatcher, PyTree, Sampler
+from mamba_cli.types import (
+    Array,
+    BlockSums,
+    FeatureFn,
+    Hyperparameters,
+    Kernel,
+    Minibatcher,
+    PyTree,
+    Sampler,
+)
 
 CLOSE_ENOUGH = 0.005
 """A timed chain stops when less than this share of its budget, or half a step, is left."""
@@ -45,6 +58,9 @@ AFTER_BURN_IN = 2**32 - 1
 
 MAX_STEPS_PER_DISPATCH = 1 << 17
 """Bounds the number of float32 terms in the in-loop sums, which are float64 between dispatches."""
+
+MAX_BLOCKS, MIN_BLOCKS, BLOCK_SUMS_BYTES = 32, 8, 4 << 20
+"""Blocks a chain keeps sums of, both powers of two: fewer where many would take more bytes."""
 
 MAX_STEPS = 2**31 - 1
 """Where a chain ends, whatever its budget: steps are counted in int32."""
@@ -84,16 +100,8 @@ class Carry(NamedTuple):
     stride: Array  # [] int32, draws per kept draw
     positions: Array  # [capacity, dim] float32, kept draws
     gradients: Array  # [capacity or 0, dim] float32, the sampler's gradient at each
-
-
-class FeatureFn(Protocol):
-    """Features of a draw whose sum over all draws a chain keeps.
-
-    Called with ``position - origin`` and the sampler's gradient, ``[dim]`` each; the
-    value is any pytree of arrays.
-    """
-
-    def __call__(self, delta: Array, gradient: Array) -> PyTree: ...
+    blocks: PyTree  # leaves [num_blocks, ...] float32, sums of the block features
+    block_length: Array  # [] int32, draws per block
 
 
 def moment_features(delta: Array, gradient: Array) -> PyTree:
@@ -148,6 +156,15 @@ class Chain:
             mean = self.sums["first"] / self.num_draws
             return np.sqrt(np.maximum(self.sums["second"] / self.num_draws - mean**2, 0.0))
 
+    def block_sums(self) -> BlockSums:
+        """The sums of the program's ``block_features``, of the blocks that hold a draw."""
+        num_draws, length = self.num_draws, int(self.carry.block_length)
+        used = -(-num_draws // length)
+        counts = np.full(used, length)
+        counts[used - 1 :] = num_draws - (used - 1) * length
+        blocks = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[:used], self.carry.blocks)
+        return BlockSums(blocks, counts, np.asarray(self.carry.origin, np.float64))
+
     def thinned(self, max_draws: int) -> tuple[np.ndarray, np.ndarray]:
         """At most ``max_draws`` of the kept draws, evenly spaced, and the gradients there.
 
@@ -157,12 +174,19 @@ class Chain:
             ``[m, dim]`` each with m = min(max_draws, kept); ``gradients`` are the
             sampler's own and ``[0, dim]`` when the program does not keep them.
         """
-        kept = self.num_kept
-        chosen = np.arange(kept)
-        if kept > max_draws:
-            chosen = ((np.arange(max_draws) + 1) * kept) // max_draws - 1
+        chosen = self._chosen(max_draws)
         positions, gradients = np.asarray(self.carry.positions), np.asarray(self.carry.gradients)
         return positions[chosen], gradients[chosen] if len(gradients) else gradients
+
+    def thinned_numbers(self, max_draws: int) -> np.ndarray:
+        """Which draws (1, 2, ...) those of :meth:`thinned` are, ``[m]``."""
+        return (self._chosen(max_draws) + 1) * int(self.carry.stride)
+
+    def _chosen(self, max_draws: int) -> np.ndarray:
+        kept = self.num_kept
+        if kept <= max_draws:
+            return np.arange(kept)
+        return ((np.arange(max_draws) + 1) * kept) // max_draws - 1
 
     def compact(self, max_kept: int | None = None) -> Chain:
         """The same chain in host memory, its buffer cut to the draws that are in it.
@@ -192,6 +216,8 @@ class Chain:
             origin=jnp.array(self.carry.sampler.position, copy=True),
             step=jnp.int32(0),
             stride=jnp.int32(1),
+            blocks=jax.tree.map(jnp.zeros_like, self.carry.blocks),
+            block_length=jnp.int32(1),
         )
         return replace(self, carry=carry, sums=jax.tree.map(np.zeros_like, self.sums))
 
@@ -215,6 +241,8 @@ class ChainProgram:
         Whether the sampler's own gradient is kept beside each draw.
     features
         What is summed over all draws.
+    block_features
+        What is summed over blocks of draws, in float32; see :meth:`Chain.block_sums`.
     """
 
     def __init__(
@@ -227,11 +255,13 @@ class ChainProgram:
         capacity: int,
         keep_gradients: bool = False,
         features: FeatureFn = moment_features,
+        block_features: FeatureFn | None = None,
     ) -> None:
         self._estimator = estimator
         self._sampler = sampler
         self._minibatcher = scheme(num_rows(estimator.rows), batch_size)
         self._features = features
+        self._block_features: FeatureFn = block_features or _no_features
         self.batch_size = batch_size
         self.capacity = capacity + capacity % 2
         self.keep_gradients = keep_gradients
@@ -239,6 +269,7 @@ class ChainProgram:
         self._start: Any = None
         self._run: Any = None
         self._compress = jax.jit(_compress, donate_argnums=0)
+        self._merge = jax.jit(_merge_blocks, donate_argnums=0)
 
     def compile(self, position: np.ndarray, clock: Clock = time.perf_counter) -> float:
         """Compile for positions like ``position`` and run once; return the seconds it took.
@@ -266,6 +297,7 @@ class ChainProgram:
         jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
         self.cost_per_step_s = clock() - before
         jax.block_until_ready(self._compress(start(*arguments, *data)))
+        jax.block_until_ready(self._merge(start(*arguments, *data)))
         return clock() - began
 
     def start(
@@ -298,6 +330,10 @@ class ChainProgram:
     def make_room(self, carry: Carry) -> Carry:
         """Drop every other kept draw and double the stride. Consumes ``carry``."""
         return self._compress(carry)
+
+    def merge_blocks(self, carry: Carry) -> Carry:
+        """Merge neighbouring blocks and double their length. Consumes ``carry``."""
+        return self._merge(carry)
 
     def restore(self, carry: Carry) -> Carry:
         """The carry of a compact chain on the device, its buffer padded to capacity."""
@@ -345,6 +381,11 @@ class ChainProgram:
         return Chain(hyperparameters, carry, sums, float(arrays["elapsed_s"]))
 
     @property
+    def num_rows(self) -> int:
+        """N, the rows that minibatches are drawn from."""
+        return num_rows(self._estimator.rows)
+
+    @property
     def refreshes(self) -> bool:
         """Whether the sampler redraws its momentum every ``num_integration_steps`` steps."""
         return self._kernel(self._estimator.constants).refresh is not None
@@ -390,6 +431,8 @@ class ChainProgram:
             stride=jnp.int32(1),
             positions=jnp.zeros((self.capacity, dim), jnp.float32),
             gradients=jnp.zeros((self.capacity if self.keep_gradients else 0, dim), jnp.float32),
+            blocks=_empty_blocks(self._block_features, position),
+            block_length=jnp.int32(1),
         )
 
     def _advance_carry(
@@ -448,9 +491,18 @@ class ChainProgram:
             gradients = carry.gradients
             if self.keep_gradients:
                 gradients = lax.dynamic_update_index_in_dim(gradients, gradient, slot, 0)
-            features = self._features(position - carry.origin, gradient)
+            delta = position - carry.origin
+            features = self._features(delta, gradient)
             sums = jax.tree.map(lambda s, f: jnp.where(finite, s + f, s), sums, features)
-            return carry._replace(positions=positions, gradients=gradients), sums
+            block = (draw - 1) // carry.block_length
+
+            def added(blocks: Array, feature: Array) -> Array:
+                before = lax.dynamic_index_in_dim(blocks, block, 0, keepdims=False)
+                after = jnp.where(finite, before + feature, before)
+                return lax.dynamic_update_index_in_dim(blocks, after, block, 0)
+
+            blocks = jax.tree.map(added, carry.blocks, self._block_features(delta, gradient))
+            return carry._replace(positions=positions, gradients=gradients, blocks=blocks), sums
 
         features = jax.eval_shape(self._features, carry.origin, carry.origin)
         zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), features)
@@ -458,7 +510,11 @@ class ChainProgram:
 
 
 def advance(
-    program: ChainProgram, chain: Chain, budget: Budget, clock: Clock = time.perf_counter
+    program: ChainProgram,
+    chain: Chain,
+    budget: Budget,
+    clock: Clock = time.perf_counter,
+    dispatches: list[int] | None = None,
 ) -> Chain:
     """Continue ``chain`` by a budget of seconds or steps. Consumes ``chain``.
 
@@ -466,7 +522,8 @@ def advance(
     whichever is larger, as long as the machine's speed is steady, and makes no step at
     all when half a step would not fit. A chain that turns non-finite stops at once, at
     ``chain.nonfinite_step``. Neither compilation nor the padding of a compact chain's buffer
-    is inside the budget. At ``MAX_STEPS`` steps a chain ends.
+    is inside the budget. At ``MAX_STEPS`` steps a chain ends. The steps of every dispatch are
+    appended to ``dispatches``: as many budgets of steps make the same chain, bit for bit.
     """
     program.compile(chain.position)
     hyperparameters = chain.hyperparameters
@@ -474,6 +531,8 @@ def advance(
     sums, step = chain.sums, chain.num_steps
     began = clock()
     length, stride = hyperparameters.num_integration_steps, int(carry.stride)
+    block_length = int(carry.block_length)
+    num_blocks = next((len(leaf) for leaf in jax.tree.leaves(carry.blocks)), None)
     nonfinite_step = chain.nonfinite_step
     last_step = None if budget.steps is None else step + budget.steps
     cost_s = program.cost_per_step_s
@@ -490,7 +549,15 @@ def advance(
         if room <= 0:
             carry, stride = program.make_room(carry), 2 * stride
             continue
+        if num_blocks is not None:
+            block_room = num_blocks * block_length * length - step
+            if block_room <= 0:
+                carry, block_length = program.merge_blocks(carry), 2 * block_length
+                continue
+            room = min(room, block_room)
         num_steps = min(wanted, room, MAX_STEPS_PER_DISPATCH)
+        if dispatches is not None:
+            dispatches.append(num_steps)
         before = clock()
         carry, new_sums = program.dispatch(carry, hyperparameters, num_steps)
         done, nonfinite = (
@@ -532,4 +599,29 @@ def _compress(carry: Carry) -> Carry:
         stride=2 * carry.stride,
         positions=every_other(carry.positions),
         gradients=every_other(carry.gradients),
+    )
+
+
+def _no_features(delta: Array, gradient: Array) -> PyTree:
+    return ()
+
+
+def _empty_blocks(features: FeatureFn, position: Array) -> PyTree:
+    """Zeros ``[num_blocks, ...]`` for sums of the features at one position."""
+    shapes = jax.eval_shape(features, position, position)
+    num_bytes = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
+    num_blocks = MAX_BLOCKS
+    while num_blocks > MIN_BLOCKS and num_blocks * num_bytes > BLOCK_SUMS_BYTES:
+        num_blocks //= 2
+    return jax.tree.map(lambda shape: jnp.zeros((num_blocks, *shape.shape), jnp.float32), shapes)
+
+
+def _merge_blocks(carry: Carry) -> Carry:
+    def merged(blocks: Array) -> Array:
+        half = len(blocks) // 2
+        pairs = blocks.reshape(half, 2, *blocks.shape[1:]).sum(axis=1)
+        return jnp.zeros_like(blocks).at[:half].set(pairs)
+
+    return carry._replace(
+        blocks=jax.tree.map(merged, carry.blocks), block_length=2 * carry.block_length
     )

@@ -130,6 +130,7 @@ class Jobs:
             _say(f"job {number}: {overrides}")
             _warn_if_parallel(str(settings.launcher.get("_target_", "")))
         try:
+            cfg = self._configuration(cfg, [str(override) for override in task_overrides])
             self.run_dir = settings_from(cfg).run_dir
             from mamba_cli.compilation import use_cache
             from mamba_cli.run import run
@@ -142,6 +143,15 @@ class Jobs:
             self.failures.append(Failure(number, overrides, error))
             if self.is_multirun:
                 _report(error, self.verbose, prefix=f"job {number}: ")
+
+    def _configuration(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """``cfg``, or that of the run which it asks to repeat."""
+        folder = OmegaConf.select(cfg, "replay")
+        if folder is None:
+            return cfg
+        from mamba_cli.replay import configuration_of
+
+        return configuration_of(str(folder), overrides, cfg)
 
 
 def _exit_code(arguments: Sequence[str]) -> int:

@@ -27,6 +27,7 @@ from mamba_cli.errors import ConfigError
 
 T = TypeVar("T")
 
+CLOCKS = ("wall", "calibrated")
 STAGES = ("tune", "ground_truth", "evaluate")
 TOP_LEVEL_KEYS = (
     "seed",
@@ -34,6 +35,7 @@ TOP_LEVEL_KEYS = (
     "data_dir",
     "results_dir",
     "run_dir",
+    "replay",
     "model",
     "sampler",
     "tuner",
@@ -126,7 +128,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class MambaSettings:
-    """Successive halving. ``longest_arm_s`` is the paper's R, ``reduction_factor`` its eta."""
+    """Successive halving. ``longest_arm_s`` is the paper's R, ``reduction_factor`` its eta.
+
+    ``check_s`` is the length of the winner's check run, 0 without guards.
+    """
 
     name: str
     reduction_factor: int
@@ -134,6 +139,9 @@ class MambaSettings:
     max_draws: int
     score_on: str  # chain | rung
     grid: Grid
+    guards: bool = False
+    check_s: float = 0.0
+    keep_ties: bool = False
 
     def points(self, num_train: int) -> tuple[Point, ...]:
         """The arms, as :meth:`Grid.points`."""
@@ -268,6 +276,8 @@ class RunSettings:
     results_dir: Path
     run_dir: Path
     budget: str
+    clock: str  # wall | calibrated
+    replay: Path | None
     is_paper_size: bool
     model: str
     sampler: SamplerSettings
@@ -305,7 +315,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     if "num_train" in model.values:
         tuner.points(model.values["num_train"])
     budget = root.section("budget")
-    budget.refuse_unknown(("name",))
+    budget.refuse_unknown(("name", "clock"))
     if root.get("data_dir") is not None:
         root.folder("data_dir")
     return RunSettings(
@@ -314,6 +324,8 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         results_dir=root.folder("results_dir"),
         run_dir=root.folder("run_dir"),
         budget=budget.text("name"),
+        clock=budget.choice("clock", CLOCKS),
+        replay=None if root.get("replay") is None else root.folder("replay"),
         is_paper_size=_in_paper(model)
         and budget.text("name") == "paper"
         and _has_paper_sizes(root),
@@ -606,8 +618,12 @@ def _mamba(section: _Section, sampler: SamplerSettings, model: _Section) -> Mamb
             "score_on",
             "grid",
             "reward",
+            "guards",
+            "check_s",
+            "keep_ties",
         )
     )
+    guards = section.flag("guards")
     return MambaSettings(
         name=section.text("name"),
         reduction_factor=section.integer("reduction_factor", at_least=2),
@@ -615,7 +631,20 @@ def _mamba(section: _Section, sampler: SamplerSettings, model: _Section) -> Mamb
         max_draws=section.integer("max_draws", at_least=2),
         score_on=section.choice("score_on", ("chain", "rung")),
         grid=_grid(section.section("grid"), sampler, model),
+        guards=guards,
+        check_s=_check_s(section, guards),
+        keep_ties=section.flag("keep_ties"),
     )
+
+
+def _check_s(section: _Section, guards: bool) -> float:
+    """The seconds of the check run: as given, R where they are not, none without guards."""
+    key, value = section.key("check_s"), section.get("check_s")
+    if value is None:
+        return section.above_zero("longest_arm_s") if guards else 0.0
+    if not guards:
+        raise _refusal(key, value, f"null where {section.key('guards')}=false: nothing is checked")
+    return _at_least_zero(key, value)
 
 
 def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -> GridSettings:

@@ -1,107 +1,105 @@
-"""A grid of hyperparameters for a model that brings none: laid around its curvature at the MAP.
+"""The scale of a posterior around its mode, for rewards that measure by it.
 
-SGLD with all rows moves a Gaussian coordinate of curvature lambda stably while h lambda < 4, and
-so do SGHMC (symplectic), SGNHT and BADODAB: beyond 4 / lambda_max every chain diverges. Below it
-the best step depends on how noisy the minibatches are, so the grid goes down from there.
+In low dimension the Hessian of -log p at the MAP. In high dimension a diagonal, that of the
+curvature of the log prior plus the empirical Fisher information of the likelihood,
+
+    P_jj = -d2/dtheta_j^2 log p(theta) + sum_i (d/dtheta_j log f(y_i | theta))^2,
+
+which is positive wherever the data say anything, also where the mode is not quite reached or the
+likelihood is not concave. Both sums are estimated without their terms: with signs e of mean zero
+the sum of squares is the mean of (sum_i e_i grad_j log f_i)^2, and the diagonal of a Hessian H the
+mean of e_j (H e)_j (Hutchinson, 1990).
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from mamba_cli import gradients
+from mamba_cli import map_estimate
 from mamba_cli.errors import NothingUsableError
-from mamba_cli.types import Array, Model, PyTree
+from mamba_cli.map_estimate import RowBlocks, row_blocks, row_log_likelihoods
+from mamba_cli.types import Array, Model
+from mamba_cli.whitening import MAX_DENSE_DIM, Whitening
 
-NUM_STEP_SIZES = 10
-"""Half decades below the largest stable step size: four and a half decades in all."""
+METHODS = ("hessian", "fisher")
 
-SMALLEST_BATCH = 10
-"""Rows a batch of the grid has at least, where there are as many."""
-
-PERCENTS = (100.0, 10.0, 1.0, 0.1)
-
-MAX_ITERATIONS = 100
-"""Of the power method; each is one product with the Hessian, about two gradients over all rows."""
-
-CLOSE_ENOUGH = 1e-2
-"""Relative change of the eigenvalue at which the power method ends."""
+NUM_PROBES = 32
+"""Vectors of signs: a diagonal entry has a relative error of sqrt(2 / 32) = 25 %, its root 12 %."""
 
 
-def largest_curvature(model: Model, position: Array, rng_key: Array) -> float:
-    """lambda_max of the Hessian of the negative log posterior at ``position``, over all rows.
+def whitening_at(model: Model, centre: ArrayLike, method: str = "hessian") -> Whitening:
+    """Coordinates whitened by the curvature at ``centre`` ``[dim]``, usually the MAP.
 
-    The power method (Golub and Van Loan, 2013, section 7.3.1) with products
-    H v = -d/de grad log p(theta + e v) at e = 0, from a random start.
+    Parameters
+    ----------
+    method
+        ``hessian``: the Hessian, up to ``whitening.MAX_DENSE_DIM`` dimensions; the diagonal of the
+        module's docstring above. ``fisher``: that diagonal in any dimension.
 
     Raises
     ------
     NothingUsableError
-        The curvature is not a finite number above 0: the log density is flat, or has no maximum.
+        The curvature is not finite or not positive definite: ``centre`` is no mode, or the
+        posterior is flat in some direction.
     """
+    assert method in METHODS, method
+    position = jnp.asarray(centre, jnp.float32)
+    if method == "hessian" and model.dim <= MAX_DENSE_DIM:
+        precision = map_estimate.hessian(model, position)
+    else:
+        precision = fisher_diagonal(model, position, jax.random.key(0))
+    try:
+        return Whitening.of_precision(position, precision)
+    except np.linalg.LinAlgError as error:
+        raise NothingUsableError(
+            f"tuner.reward: the curvature of {model.name} at the MAP is no scale to measure by "
+            f"({error}); take a reward without a whitening, reward@tuner.reward=ksd"
+        ) from error
 
-    def product(at: Array, vector: Array, data: PyTree) -> Array:
-        def of(function: Callable[[Array], Array]) -> Array:
-            return jax.jvp(jax.grad(function), (at,), (vector,))[1]
 
-        likelihood: Array = gradients.over_all_rows(model, of, data)
-        return -(likelihood + of(model.log_prior))
+def fisher_diagonal(
+    model: Model, position: Array, rng_key: Array, num_probes: int = NUM_PROBES
+) -> np.ndarray:
+    """Diagonal of prior curvature plus empirical Fisher information, ``[dim]`` float64.
+
+    Costs ``num_probes`` gradients over all rows. The likelihood's part is a mean of squares; where
+    the prior's is not positive (a log density that is not concave) it is left out.
+    """
+    key_prior, key_rows = jax.random.split(rng_key)
+    blocks = row_blocks(model.data, model.num_data)
+    num_blocks, block_rows = len(blocks.num_valid), _block_rows(blocks)
 
     @jax.jit
-    def search(at: Array, start: Array, data: PyTree) -> Array:
-        def going(carry: tuple[Array, Array, Array, Array]) -> Array:
-            count, _, value, before = carry
-            return (count < MAX_ITERATIONS) & (jnp.abs(value - before) > CLOSE_ENOUGH * value)
+    def squared_sum(position: Array, blocks: RowBlocks, key: Array) -> Array:
+        def of_block(total: Array, numbered: tuple[Array, RowBlocks]) -> tuple[Array, None]:
+            number, block = numbered
+            valid = jnp.arange(block_rows) < block.num_valid
+            signs = jax.random.rademacher(jax.random.fold_in(key, number), (block_rows,))
+            weights = jnp.where(valid, signs, 0).astype(jnp.float32)
 
-        def iterate(
-            carry: tuple[Array, Array, Array, Array],
-        ) -> tuple[Array, Array, Array, Array]:
-            count, vector, value, _ = carry
-            image = product(at, vector, data)
-            norm = jnp.linalg.norm(image)
-            return count + 1, image / jnp.maximum(norm, 1e-30), norm, value
+            def signed(at: Array) -> Array:
+                return jnp.vdot(weights, row_log_likelihoods(model, at, block.columns))
 
-        first = start / jnp.linalg.norm(start)
-        carry = (jnp.int32(0), first, jnp.float32(1.0), jnp.float32(0.0))
-        return lax.while_loop(going, iterate, carry)[2]
+            return total + jax.grad(signed)(position), None
 
-    start = jax.random.normal(rng_key, (model.dim,))
-    value = float(search(jnp.asarray(position), start, gradients.all_data(model)))
-    if not (math.isfinite(value) and value > 0):
-        raise NothingUsableError(
-            f"model {model.name}: the curvature of the log posterior at the MAP is {value}, so "
-            "there is no scale for a grid of step sizes; check the model, or give the grid, as "
-            "'tuner.grid.step_size=[1e-3,1e-4,1e-5]'"
-        )
-    return value
+        numbered = (jnp.arange(num_blocks), blocks)
+        return lax.scan(of_block, jnp.zeros_like(position), numbered)[0] ** 2
 
+    @jax.jit
+    def prior_curvature(position: Array, key: Array) -> Array:
+        sign = jax.random.rademacher(key, position.shape, jnp.float32)
+        return -sign * jax.jvp(jax.grad(model.log_prior), (position,), (sign,))[1]
 
-def step_sizes(curvature: float) -> tuple[float, ...]:
-    """Half decades from the largest at which full-data chains are stable, 4 / ``curvature``, down.
-
-    Rounded down to a power of the root of ten, so that the grid does not hang on the last digits
-    of the curvature.
-    """
-    top = math.floor(2 * math.log10(4 / curvature))
-    return tuple(float(10.0 ** ((top - i) / 2)) for i in range(NUM_STEP_SIZES))
+    fisher, prior = np.zeros(model.dim), np.zeros(model.dim)
+    for probe in range(num_probes):
+        fisher += np.asarray(squared_sum(position, blocks, jax.random.fold_in(key_rows, probe)))
+        prior += np.asarray(prior_curvature(position, jax.random.fold_in(key_prior, probe)))
+    return (fisher + np.maximum(prior, 0.0)) / num_probes
 
 
-def batch_percents(num_data: int) -> tuple[float, ...]:
-    """All rows and every tenth part of them that has ``SMALLEST_BATCH`` rows, to a thousandth."""
-    return tuple(p for p in PERCENTS if p == 100.0 or p * num_data / 100 >= SMALLEST_BATCH)
-
-
-def describe(curvature: float, sizes: tuple[float, ...], percents: tuple[float, ...]) -> str:
-    """The grid in one line, for a reader."""
-    exponents = np.log10(sizes)
-    listed = ", ".join(f"{percent:g}" for percent in percents)
-    return (
-        f"largest curvature at the MAP {curvature:.3g}; step sizes 10^{exponents[0]:g} to "
-        f"10^{exponents[-1]:g} ({len(sizes)}), batches of {listed} % of the rows"
-    )
+def _block_rows(blocks: RowBlocks) -> int:
+    return int(jax.tree.leaves(blocks.columns)[0].shape[-1])

@@ -14,15 +14,12 @@ import jax
 import numpy as np
 
 from mamba_cli import artifacts, metrics
-from mamba_cli.chain import Budget, Chain, ChainProgram, advance
+from mamba_cli.chain import Chain, ChainProgram
 from mamba_cli.errors import DataError, first_line, is_out_of_memory
 from mamba_cli.rewards import ksd
 from mamba_cli.tuners.scoring import failure, is_constant
 from mamba_cli.types import Array, Hyperparameters, Reporter, SilentReporter
 from mamba_cli.workbench import Workbench
-
-SECONDS_PER_ADVANCE = 0.5
-"""How often a long evaluation says how far it is; a piece loses at most half a percent of it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +101,7 @@ def evaluate(
     burn_in_fraction: float = 0.0,
     reference_std: np.ndarray | None = None,
     reporter: Reporter | None = None,
+    place: str = "evaluation",
 ) -> Evaluation:
     """Run a chain from the MAP for ``budget_s`` seconds and score it.
 
@@ -132,21 +130,27 @@ def evaluate(
         Standard deviations of the ground truth, ``[dim]``, if there is one.
     reporter
         Shown the seconds sampled.
+    place
+        What the chain is called in the pace's ledger of steps.
     """
     reporter = reporter or SilentReporter()
     row = _empty_row(bench, hyperparameters)
     nothing = np.full(bench.model.dim, np.nan)
     try:
         program, _ = bench.program(hyperparameters.batch_size)
+        bench.calibrate([hyperparameters])
         chain = program.start(rng_key, bench.start, hyperparameters)
         reporter.start("evaluation", budget_s, "s")
         try:
-            if burn_in_fraction > 0:
-                chain = _sampled(bench, program, chain, burn_in_fraction * budget_s, reporter)
+            burn_in_s = burn_in_fraction * budget_s
+            if burn_in_s > 0:
+                burn_in = f"{place}, burn-in"
+                chain = _sampled(bench, program, chain, burn_in_s, burn_in, reporter)
                 if chain.nonfinite_step is None:
                     row |= {"burn_in_s": chain.elapsed_s, "num_burn_in_steps": chain.num_steps}
                     chain = chain.without_draws()
-            chain = _sampled(bench, program, chain, budget_s, reporter)
+            left_s = bench.pace.left_s(budget_s, chain, burn_in_s)
+            chain = _sampled(bench, program, chain, left_s, place, reporter)
         finally:
             reporter.finish()
         chain = chain.compact()
@@ -169,24 +173,17 @@ def evaluate(
 
 
 def _sampled(
-    bench: Workbench, program: ChainProgram, chain: Chain, end_s: float, reporter: Reporter
+    bench: Workbench,
+    program: ChainProgram,
+    chain: Chain,
+    seconds: float,
+    place: str,
+    reporter: Reporter,
 ) -> Chain:
-    """``chain`` continued until its own seconds are ``end_s``, or up to where it diverged."""
+    """``chain`` continued by ``seconds``, or up to where it diverged."""
     began_s = chain.elapsed_s
-    pieces_s = SECONDS_PER_ADVANCE
-    try:
-        while chain.nonfinite_step is None:
-            remaining_s = end_s - chain.elapsed_s
-            pieces = max(1, round(remaining_s / pieces_s))
-            steps_before, elapsed_before_s = chain.num_steps, chain.elapsed_s
-            chain = advance(program, chain, Budget(seconds=remaining_s / pieces), bench.clock)
-            reporter.update(min(chain.elapsed_s, end_s) - min(elapsed_before_s, end_s))
-            if pieces == 1 or chain.elapsed_s >= end_s:
-                break
-            if chain.num_steps == steps_before:
-                pieces_s = remaining_s  # a step is longer than a piece: the rest in one go
-    finally:
-        bench.seconds.sampling += chain.elapsed_s - began_s
+    chain = bench.pace.run(program, chain, seconds, place, bench.clock, reporter.update)
+    bench.seconds.sampling += chain.elapsed_s - began_s
     return chain
 
 

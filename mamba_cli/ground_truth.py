@@ -4,6 +4,16 @@ The sampler moves in coordinates z with theta = m + A z, m the MAP. Whitened by 
 approximation there, A = L^-T with L L^T the Hessian, the posterior of z is nearly N(0, I): a step
 size and an identity mass matrix fit all directions at once.
 
+Above ``MAX_DENSE_DIM`` dimensions A is diagonal and found during the warm-up, since there the MAP
+of a hierarchical model tells little of the curvature where its draws are. The information identity
+
+    E[s_i^2] = E[-d^2 log p / d theta_i^2],    s = grad log p(theta), theta from the posterior,
+
+gives the mean curvature of a coordinate from the gradients that NUTS has anyway, without a Hessian:
+A_ii = E[s_i^2]^(-1/2) over a window of steps of all chains, windows doubling in length. The first
+window has the row norms of the Hessian at the MAP instead, E[(H v)_i^2] for v ~ N(0, I), which are
+positive also where the Hessian is not positive definite (Dauphin et al., 2015).
+
 NUTS compares energies whose differences are of order 1, while the log density of a million rows is
 of order 1e5, where float32 resolves 0.01. So the potential is the difference to the MAP, taken row
 by row before anything is summed:
@@ -12,8 +22,8 @@ by row before anything is summed:
 
 One pass over the data gives value and gradient, for all chains: the rows come in blocks that stay
 in the cache while one chain after the other uses them. Where a model has its likelihood of all rows
-in one piece, that is taken instead, and chains move one after the other: none waits for another's
-longer trajectory.
+in one piece, that is taken instead, and every chain moves in a thread of its own: none waits for
+another's longer trajectory.
 
 Coordinates of a model with symmetries (matrix factorisation: sign and order of the latent
 dimensions) differ between chains that agree on everything the data can tell. There R-hat and ESS
@@ -29,7 +39,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -52,14 +63,26 @@ from mamba_cli.types import Array, HasFullLikelihood, Model, PyTree, Reporter, S
 ALGORITHM_VERSION = 1
 """Part of the digest: raised when the draws would follow another law, or moments be others."""
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 """Raised when the numbers of a checkpoint change their meaning but not their names and shapes."""
 
 SECONDS_BETWEEN_LOOKS = 2.0
 """How often a run that waits for another one's chains looks whether they are done."""
 
 MAX_DENSE_DIM = 1000
-"""Above this a Hessian is too large: chains start from an isotropic spread, unwhitened."""
+"""Above this a Hessian is too large: coordinates are scaled one by one."""
+
+WINDOW_ENDS = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Shares of the warm-up after which the scale of each coordinate is found anew."""
+
+WARMUP_TREE_DEPTH = 7
+"""Bounds the trajectories of a warm-up whose coordinates have not found their scale yet."""
+
+TOLD_BYTES = 64 * 2**20
+"""Chains that take more memory say so before they start."""
+
+NUM_PROBES = 16
+"""Products with the Hessian at the MAP for the first scale of each coordinate."""
 
 CRITERIA = ("positions", "predictions")
 
@@ -91,7 +114,8 @@ class NutsSettings:
     seed
         Of the starts and the chains.
     whiten
-        Sample in coordinates whitened by the Laplace approximation.
+        Sample in coordinates whitened by the Laplace approximation; in many dimensions, scaled one
+        by one. Without it NumPyro adapts a diagonal mass matrix.
     target_accept, max_tree_depth
         Of NUTS.
     start_scale
@@ -219,16 +243,19 @@ def digest(model: Model, settings: NutsSettings) -> str:
 
 
 class Coordinates(NamedTuple):
-    """theta = centre + matrix @ z; no matrix is the identity."""
+    """theta = centre + matrix @ z; no matrix is a diagonal one, or the identity."""
 
     centre: np.ndarray  # [dim], float32
-    matrix: np.ndarray | None  # [dim, dim], float32
+    matrix: np.ndarray | None = None  # [dim, dim], float32
+    scale: np.ndarray | None = None  # [dim], float32, the diagonal
 
     def positions(self, z: np.ndarray) -> np.ndarray:
         """Positions ``[..., dim]`` in float64."""
         moved = np.asarray(z, np.float64)
         if self.matrix is not None:
             moved = moved @ np.asarray(self.matrix, np.float64).T
+        if self.scale is not None:
+            moved = moved * np.asarray(self.scale, np.float64)
         return self.centre.astype(np.float64) + moved
 
 
@@ -241,6 +268,19 @@ class Target(NamedTuple):
     row_reference: Array | None  # [num_blocks, block_rows], log likelihood of rows at the centre
     prior_reference: Array  # [], log prior at the centre; without blocks the log posterior
     full_data: PyTree = None  # what the likelihood of all rows reads
+    scale: Array | None = None  # [dim]
+
+    def moved(self, z: Array) -> Array:
+        """theta - centre at ``z`` ``[num_chains, dim]``."""
+        if self.scale is not None:
+            return z * self.scale
+        return z if self.matrix is None else z @ self.matrix.T
+
+    def pulled_back(self, slopes: Array) -> Array:
+        """The gradient in z of one in theta, ``[num_chains, dim]``."""
+        if self.scale is not None:
+            return slopes * self.scale
+        return slopes if self.matrix is None else slopes @ self.matrix
 
 
 def laplace_matrix(hessian: np.ndarray) -> np.ndarray:
@@ -267,10 +307,11 @@ def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks | None
     """The potential's arrays for positions around ``coordinates.centre``."""
     centre = jnp.asarray(coordinates.centre)
     matrix = None if coordinates.matrix is None else jnp.asarray(coordinates.matrix)
+    scale = None if coordinates.scale is None else jnp.asarray(coordinates.scale)
     if isinstance(model, HasFullLikelihood):
         data = model.full_data
         log_posterior = jax.jit(partial(_log_posterior, model))(centre, data)
-        return Target(centre, matrix, None, None, log_posterior, data)
+        return Target(centre, matrix, None, None, log_posterior, data, scale)
     assert blocks is not None, "needed where the likelihood is one of rows"
 
     @jax.jit
@@ -279,7 +320,8 @@ def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks | None
         return lax.map(of_block, columns)
 
     rows = reference(centre, blocks.columns)
-    return Target(centre, matrix, blocks, rows, jnp.asarray(model.log_prior(centre)))
+    prior = jnp.asarray(model.log_prior(centre))
+    return Target(centre, matrix, blocks, rows, prior, scale=scale)
 
 
 def _log_posterior(model: Model, position: Array, data: PyTree) -> Array:
@@ -298,14 +340,12 @@ def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Ar
     Chains are taken one after the other within a block, in code of their own: a batched product
     puts the chains on the fastest axis, where XLA's vector code is several times slower.
     """
-    shift = z if target.matrix is None else z @ target.matrix.T
-    positions = target.centre + shift
+    positions = target.centre + target.moved(z)
     if target.blocks is None:
         of_position = jax.value_and_grad(partial(_log_posterior, model))
         results = [of_position(position, target.full_data) for position in positions]
         values, slopes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
-        slopes = slopes if target.matrix is None else slopes @ target.matrix
-        return target.prior_reference - values, -slopes
+        return target.prior_reference - values, -target.pulled_back(slopes)
 
     def log_likelihoods(block: tuple[RowBlocks, Array]) -> PyTree:
         def likelihood(position: Array) -> Array:
@@ -319,7 +359,7 @@ def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Ar
     prior, prior_gradient = jax.vmap(jax.value_and_grad(model.log_prior))(positions)
     values = likelihood + (prior - target.prior_reference)
     slopes = gradient + prior_gradient
-    return -values, -(slopes if target.matrix is None else slopes @ target.matrix)
+    return -values, -target.pulled_back(slopes)
 
 
 def potential_fn(model: Model, target: Target) -> Callable[[Array], Array]:
@@ -363,8 +403,11 @@ class Samples(NamedTuple):
 
     draws: np.ndarray  # [num_chains, num_kept, dim], float64
     thinning: int
+    log_densities: np.ndarray  # [num_chains, num_draws], relative to the MAP; not thinned
     mean: np.ndarray  # [dim]
     std: np.ndarray  # [dim]
+    prediction_mean: np.ndarray  # [num_test], with the criterion "predictions"
+    prediction_std: np.ndarray
     num_divergences: int
     num_leapfrogs: int
     mean_accept: float
@@ -375,14 +418,45 @@ class Samples(NamedTuple):
 
 
 @dataclass
+class _Moments:
+    """Running mean and sum of squared deviations from it."""
+
+    mean: np.ndarray  # [dim], float64
+    squares: np.ndarray  # [dim], float64
+    count: int = 0
+
+    @classmethod
+    def zero(cls, dim: int) -> _Moments:
+        return cls(np.zeros(dim), np.zeros(dim))
+
+    def add(self, values: np.ndarray) -> None:
+        """Merge ``[n, dim]`` values (Chan, Golub and LeVeque, 1983)."""
+        count = len(values)
+        mean = values.mean(axis=0, dtype=np.float64)
+        shift = mean - self.mean
+        total = self.count + count
+        self.squares += ((values - mean) ** 2).sum(axis=0)
+        self.squares += shift**2 * (self.count * count / total)
+        self.mean += shift * (count / total)
+        self.count = total
+
+    @property
+    def std(self) -> np.ndarray:
+        result: np.ndarray = np.sqrt(self.squares / (self.count - 1))
+        return result
+
+
+@dataclass
 class _Progress:
     """How far the chains are, and the running moments of their draws."""
 
-    mean: np.ndarray  # [dim]
-    squares: np.ndarray  # [dim], sum of squared deviations from the mean
+    positions: _Moments
+    predictions: _Moments  # of no dimension where positions are the criterion
+    # Of the gradients in z since the last change of scale, over all chains; [dim]
+    squared_gradients: np.ndarray
     num_steps: int = 0  # of each chain, warm-up included
+    num_gradients: int = 0  # in the squared gradients
     num_blocks: int = 0
-    num_moments: int = 0  # draws in the moments, over all chains
     num_leapfrogs: int = 0
     num_divergences: int = 0
     sum_accept: float = 0.0
@@ -390,32 +464,54 @@ class _Progress:
     warmup_s: float = 0.0
     compile_s: float = 0.0
 
-    def add_moments(self, positions: np.ndarray) -> None:
-        """Merge ``[n, dim]`` positions (Chan, Golub and LeVeque, 1983)."""
-        count = len(positions)
-        mean = positions.mean(axis=0)
-        shift = mean - self.mean
-        total = self.num_moments + count
-        self.squares += ((positions - mean) ** 2).sum(axis=0)
-        self.squares += shift**2 * (self.num_moments * count / total)
-        self.mean += shift * (count / total)
-        self.num_moments = total
+    @classmethod
+    def start(cls, dim: int, num_predictions: int) -> _Progress:
+        return cls(_Moments.zero(dim), _Moments.zero(num_predictions), np.zeros(dim))
 
     def counters(self) -> dict[str, int | float]:
-        return {k: v for k, v in vars(self).items() if not isinstance(v, np.ndarray)}
+        return {k: v for k, v in vars(self).items() if isinstance(v, int | float)}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "mean": self.positions.mean,
+            "squares": self.positions.squares,
+            "prediction_mean": self.predictions.mean,
+            "prediction_squares": self.predictions.squares,
+            "squared_gradients": self.squared_gradients,
+        }
+
+    @classmethod
+    def restored(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> _Progress:
+        count = int(meta["num_moments"])
+        return cls(
+            _Moments(arrays["mean"], arrays["squares"], count),
+            _Moments(arrays["prediction_mean"], arrays["prediction_squares"], count),
+            arrays["squared_gradients"],
+            **meta["counters"],
+        )
 
 
 class _Block(NamedTuple):
-    """What a block of steps did; counts are over all chains."""
+    """What a block of steps did; counts and sums are over all chains."""
 
     z: Array  # [block_draws, num_chains, dim], float32
+    potentials: Array  # [block_draws, num_chains]
+    squared_gradients: Array  # [dim], of the potential in z
     num_leapfrogs: Array  # [], int32
     sum_accept: Array  # []
     num_divergences: Array  # [], int32
 
 
+class _Kept(NamedTuple):
+    """What stays of a block of draws: some of the positions, all of the potentials."""
+
+    z: np.ndarray  # [num_kept, num_chains, dim], float32
+    potentials: np.ndarray  # [num_draws, num_chains]
+
+
 class _Programs(NamedTuple):
-    init: Callable[[Array, Array, Target], PyTree]
+    # keys, starts and step sizes of all chains
+    init: Callable[[Array, Array, Array, Target], PyTree]
     advance: Callable[[PyTree, Target, Array], tuple[PyTree, _Block]]
     state_like: PyTree  # shapes and types of the state of all chains
 
@@ -464,6 +560,8 @@ def sample(
         coordinates, starts = saved.coordinates, np.zeros((settings.num_chains, model.dim))
     target = make_target(model, coordinates, blocks)
     keys = jax.random.split(key_chains, settings.num_chains)
+    predictions = _Predictions(model, settings)
+    _tell_memory(model, settings, reporter)
 
     start_s = clock()
     programs = _compile(model, keys, jnp.asarray(starts, jnp.float32), target, settings)
@@ -481,9 +579,9 @@ def sample(
             clock=clock,
         )
     if saved is None:
-        progress = _Progress(np.zeros(model.dim), np.zeros(model.dim))
-        kept: list[np.ndarray] = []
-        state = programs.init(keys, jnp.asarray(starts, jnp.float32), target)
+        progress, kept = _Progress.start(model.dim, predictions.num), []
+        ones = jnp.ones(settings.num_chains)
+        state = programs.init(keys, jnp.asarray(starts, jnp.float32), ones, target)
         _check_starts(model, np.asarray(state.potential_energy))
     else:
         progress, kept = saved.progress, saved.kept
@@ -498,17 +596,90 @@ def sample(
             reporter.message(f"resuming after {progress.num_blocks} blocks of NUTS")
             reporter.update(settings.num_chains * progress.num_steps, "taken up again")
         while progress.num_steps < total_steps:
-            state, z = _advance_block(programs, state, target, settings, progress, clock)
-            first = progress.num_steps - settings.num_warmup - len(z)
+            state, block = _advance_block(programs, state, target, settings, progress, clock)
+            num_steps, first = len(block.z), progress.num_steps - settings.num_warmup - len(block.z)
             if first >= 0:
-                progress.add_moments(coordinates.positions(z).reshape(-1, model.dim))
-                kept.append(z[-first % thinning :: thinning])
+                positions = coordinates.positions(block.z).reshape(-1, model.dim)
+                progress.positions.add(positions)
+                progress.predictions.add(predictions(positions))
+                kept.append(_Kept(block.z[-first % thinning :: thinning], block.potentials))
+            elif coordinates.scale is not None and progress.num_steps in _window_ends(settings):
+                coordinates, target, state = _rescaled(
+                    coordinates, target, state, programs, progress
+                )
             if checkpoint_dir is not None:
                 _save_checkpoint(checkpoint_dir, question, coordinates, state, progress, kept)
-            reporter.update(settings.num_chains * len(z), _note(state, z, progress, settings))
+            reporter.update(settings.num_chains * num_steps, _note(state, progress))
     finally:
         reporter.finish()
-    return _samples(coordinates, state, progress, kept, thinning, settings)
+    return _samples(coordinates, state, progress, kept, thinning)
+
+
+def _tell_memory(model: Model, settings: NutsSettings, reporter: Reporter) -> None:
+    """Say how much memory and disk the chains will take, where that is much.
+
+    In memory: the draws that are kept, once as sampled and once in float64; a block of draws of
+    all chains, likewise; and the chains, whose trajectories hold some 40 vectors each.
+    """
+    vector = 4 * model.dim
+    kept = settings.num_chains * settings.draws_per_chain // _thinning(model.dim, settings)
+    block = settings.num_chains * settings.block_draws
+    memory = vector * (3 * kept + 5 * block + settings.num_chains * 40)
+    if memory > TOLD_BYTES:
+        reporter.message(
+            f"NUTS: dimension {model.dim:,}, {settings.num_chains} chains; about "
+            f"{memory / 2**20:,.0f} MiB of memory and {vector * kept / 2**20:,.0f} MiB on disk"
+        )
+
+
+def _window_ends(settings: NutsSettings) -> tuple[int, ...]:
+    """Steps of the warm-up after which coordinates are scaled anew."""
+    return tuple(sorted({int(share * settings.num_warmup) for share in WINDOW_ENDS} - {0}))
+
+
+def _rescaled(
+    coordinates: Coordinates,
+    target: Target,
+    state: PyTree,
+    programs: _Programs,
+    progress: _Progress,
+) -> tuple[Coordinates, Target, PyTree]:
+    """The chains where they are, in coordinates scaled by the gradients of the last window.
+
+    Their step sizes go on from where they were.
+    """
+    scale = coordinates.scale
+    assert scale is not None
+    mean_squares = progress.squared_gradients / progress.num_gradients
+    # A coordinate without any gradient stays as it is.
+    factor = np.where(mean_squares > 0, mean_squares, 1.0) ** -0.5
+    coordinates = coordinates._replace(scale=(scale * factor).astype(np.float32))
+    target = target._replace(scale=jnp.asarray(coordinates.scale))
+    starts = jnp.asarray(np.asarray(state.z) * (scale / coordinates.scale), jnp.float32)
+    fresh = programs.init(state.rng_key, starts, state.adapt_state.step_size, target)
+    progress.squared_gradients = np.zeros_like(progress.squared_gradients)
+    progress.num_gradients = 0
+    return coordinates, target, fresh._replace(i=state.i)
+
+
+class _Predictions:
+    """Predictions for the test inputs, where they are what has to converge."""
+
+    def __init__(self, model: Model, settings: NutsSettings):
+        self.asked = settings.criterion == "predictions"
+        self.num = 0
+        if self.asked:
+            self.inputs = model.test_inputs
+            self.program = jax.jit(lambda z, inputs: jnp.ravel(model.predict(z, inputs)))
+            position = jax.ShapeDtypeStruct((model.dim,), jnp.float32)
+            self.num = jax.eval_shape(self.program, position, self.inputs).size
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """``[num_draws, num_predictions]``, float32."""
+        if not self.asked:
+            return np.zeros((len(positions), 0), np.float32)
+        each = [self.program(jnp.asarray(p, jnp.float32), self.inputs) for p in positions]
+        return np.stack([np.asarray(one) for one in each])
 
 
 def _coordinates_and_starts(
@@ -521,24 +692,23 @@ def _coordinates_and_starts(
     """The coordinates, and over-dispersed starts in them ``[num_chains, dim]``.
 
     The starts are drawn from the Laplace approximation widened by ``start_scale``, whitened or not;
-    above ``MAX_DENSE_DIM`` from an isotropic Gaussian with its mean curvature.
+    above ``MAX_DENSE_DIM`` from Gaussians, independent in each coordinate, as narrow as the
+    coordinate's curvature says.
     """
     centre = np.asarray(map_position, np.float32)
-    key_normal, key_trace = jax.random.split(rng_key)
+    key_normal, key_probes = jax.random.split(rng_key)
     normal = np.asarray(jax.random.normal(key_normal, (settings.num_chains, model.dim)))
     normal = normal.astype(np.float64) * settings.start_scale
     if model.dim > MAX_DENSE_DIM:
+        norms = map_estimate.hessian_row_norms(model, jnp.asarray(centre), key_probes, NUM_PROBES)
+        scale = np.maximum(norms, 1.0) ** -0.5
         if settings.whiten:
-            raise ConfigError(
-                f"ground_truth.whiten=true: model {model.name} has {model.dim} dimensions; allowed "
-                f"up to {MAX_DENSE_DIM}, set ground_truth.whiten=false"
-            )
-        trace = map_estimate.hessian_trace(model, jnp.asarray(centre), key_trace, num_probes=8)
-        return Coordinates(centre, None), normal * math.sqrt(model.dim / max(trace, model.dim))
+            return Coordinates(centre, scale=scale.astype(np.float32)), normal
+        return Coordinates(centre), normal * scale
     matrix = laplace_matrix(map_estimate.hessian(model, jnp.asarray(centre), blocks=blocks))
     if settings.whiten:
         return Coordinates(centre, matrix.astype(np.float32)), normal
-    return Coordinates(centre, None), normal @ matrix.T
+    return Coordinates(centre), normal @ matrix.T
 
 
 def _check_starts(model: Model, potentials: np.ndarray) -> None:
@@ -556,49 +726,86 @@ def _compile(
     init_kernel, sample_kernel = hmc(
         potential_fn_gen=lambda target: potential_fn(model, target), algo="NUTS"
     )
+    depth = settings.max_tree_depth
+    scaled = target.scale is not None
 
     @jax.jit
-    def init(keys: Array, starts: Array, target: Target) -> PyTree:
-        def of_chain(key: Array, start: Array) -> PyTree:
+    def init(keys: Array, starts: Array, step_sizes: Array, target: Target) -> PyTree:
+        def of_chain(key: Array, start: Array, step_size: Array) -> PyTree:
             return init_kernel(
                 start,
                 settings.num_warmup,
+                step_size,
+                adapt_mass_matrix=not scaled,
                 target_accept_prob=settings.target_accept,
-                max_tree_depth=settings.max_tree_depth,
+                max_tree_depth=(min(depth, WARMUP_TREE_DEPTH) if scaled else depth, depth),
                 model_args=(target,),
                 rng_key=key,
             )
 
-        return jax.tree.map(_strongly_typed, jax.vmap(of_chain)(keys, starts))
+        return jax.tree.map(_strongly_typed, jax.vmap(of_chain)(keys, starts, step_sizes))
 
     # Also tells NumPyro's kernel how long the warm-up is, which it keeps outside the state.
-    state_like = jax.eval_shape(init, keys, starts, target)
-    num_chains, dim = starts.shape
+    state_like = jax.eval_shape(init, keys, starts, jnp.ones(len(keys)), target)
     one_by_one = isinstance(model, HasFullLikelihood)
 
     @jax.jit
     def advance(state: PyTree, target: Target, num_steps: Array) -> tuple[PyTree, _Block]:
+        def of_chain(state: PyTree) -> PyTree:
+            return sample_kernel(state, model_args=(target,))
+
+        step_chains = of_chain if one_by_one else jax.vmap(of_chain)
+
         def step(index: Array, carry: tuple[PyTree, _Block]) -> tuple[PyTree, _Block]:
             state, block = carry
-
-            def of_chain(state: PyTree) -> PyTree:
-                return sample_kernel(state, model_args=(target,))
-
-            state = lax.map(of_chain, state) if one_by_one else jax.vmap(of_chain)(state)
+            state = step_chains(state)
+            squares = jnp.sum(jnp.atleast_2d(state.z_grad) ** 2, axis=0)
             return state, _Block(
                 block.z.at[index].set(state.z),
+                block.potentials.at[index].set(state.potential_energy),
+                block.squared_gradients + squares,
                 block.num_leapfrogs + jnp.sum(state.num_steps),
                 block.sum_accept + jnp.sum(state.accept_prob),
                 block.num_divergences + jnp.sum(state.diverging.astype(jnp.int32)),
             )
 
-        zero = jnp.zeros((), jnp.int32)
-        z = jnp.zeros((settings.block_draws, num_chains, dim), jnp.float32)
-        return lax.fori_loop(0, num_steps, step, (state, _Block(z, zero, jnp.zeros(()), zero)))
+        zero, none = jnp.zeros((), jnp.int32), jnp.zeros(())
+        z = jnp.zeros((settings.block_draws, *state.z.shape), jnp.float32)
+        potentials = jnp.zeros((settings.block_draws, *state.potential_energy.shape))
+        squares = jnp.zeros(state.z.shape[-1])
+        block = _Block(z, potentials, squares, zero, none, zero)
+        return lax.fori_loop(0, num_steps, step, (state, block))
 
     limit = jnp.zeros((), jnp.int32)
-    compiled = advance.lower(state_like, target, limit).compile()
-    return _Programs(init, compiled, state_like)
+    like = jax.tree.map(_of_one_chain, state_like) if one_by_one else state_like
+    compiled = advance.lower(like, target, limit).compile()
+    return _Programs(init, partial(_in_threads, compiled) if one_by_one else compiled, state_like)
+
+
+def _of_one_chain(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def _in_threads(
+    advance: Callable[[PyTree, Target, Array], tuple[PyTree, _Block]],
+    state: PyTree,
+    target: Target,
+    num_steps: Array,
+) -> tuple[PyTree, _Block]:
+    """Advance every chain in a thread of its own, as many at a time as there are cores."""
+    num_chains = len(state.potential_energy)
+
+    def of_chain(index: int) -> tuple[PyTree, _Block]:
+        own = jax.tree.map(lambda leaf: leaf[index], state)
+        return jax.block_until_ready(advance(own, target, num_steps))
+
+    with ThreadPoolExecutor(min(num_chains, os.cpu_count() or 1)) as pool:
+        states, blocks = zip(*pool.map(of_chain, range(num_chains)), strict=True)
+    z = jnp.stack([block.z for block in blocks], axis=1)
+    potentials = jnp.stack([block.potentials for block in blocks], axis=1)
+    sums = [sum(leaves) for leaves in zip(*(block[2:] for block in blocks), strict=True)]
+    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    return together, _Block(z, potentials, *sums)
 
 
 def _strongly_typed(leaf: Array) -> Array:
@@ -617,25 +824,29 @@ def _advance_block(
     settings: NutsSettings,
     progress: _Progress,
     clock: Callable[[], float],
-) -> tuple[PyTree, np.ndarray]:
-    """One block of warm-up or of draws, never of both: the state and z ``[steps, chains, dim]``."""
+) -> tuple[PyTree, _Kept]:
+    """One block, within one window of the warm-up or after it: the state, and every draw."""
     warming = progress.num_steps < settings.num_warmup
-    end = settings.num_warmup + (0 if warming else settings.draws_per_chain)
+    ends = _window_ends(settings) if target.scale is not None else ()
+    ends = (*ends, settings.num_warmup, settings.num_warmup + settings.draws_per_chain)
+    end = next(end for end in ends if end > progress.num_steps)
     num_steps = min(settings.block_draws, end - progress.num_steps)
     start_s = clock()
     state, block = programs.advance(state, target, jnp.asarray(num_steps, jnp.int32))
-    z = np.asarray(block.z)[:num_steps]
+    z, potentials = np.asarray(block.z)[:num_steps], np.asarray(block.potentials)[:num_steps]
     seconds = clock() - start_s
     progress.elapsed_s += seconds
     progress.num_steps += num_steps
     progress.num_blocks += 1
     if warming:
         progress.warmup_s += seconds
+        progress.squared_gradients += np.asarray(block.squared_gradients, np.float64)
+        progress.num_gradients += num_steps * settings.num_chains
     else:
         progress.num_leapfrogs += int(block.num_leapfrogs)
         progress.num_divergences += int(block.num_divergences)
         progress.sum_accept += float(block.sum_accept)
-    return state, z
+    return state, _Kept(z, potentials)
 
 
 def _thinning(dim: int, settings: NutsSettings) -> int:
@@ -643,11 +854,11 @@ def _thinning(dim: int, settings: NutsSettings) -> int:
     return max(1, -(-num_bytes // settings.max_stored_bytes))
 
 
-def _note(state: PyTree, z: np.ndarray, progress: _Progress, settings: NutsSettings) -> str:
+def _note(state: PyTree, progress: _Progress) -> str:
     step_size = float(np.mean(np.asarray(state.adapt_state.step_size)))
-    if not progress.num_moments:
+    if not progress.positions.count:
         return f"warm-up, step size {step_size:.2g}"
-    leapfrogs = progress.num_leapfrogs / progress.num_moments
+    leapfrogs = progress.num_leapfrogs / progress.positions.count
     note = f"step size {step_size:.2g}, {leapfrogs:.1f} leapfrogs a draw"
     divergences = progress.num_divergences
     return f"{note}, {divergences} divergences" if divergences else note
@@ -657,19 +868,22 @@ def _samples(
     coordinates: Coordinates,
     state: PyTree,
     progress: _Progress,
-    kept: Sequence[np.ndarray],
+    kept: Sequence[_Kept],
     thinning: int,
-    settings: NutsSettings,
 ) -> Samples:
-    z = np.concatenate(kept).swapaxes(0, 1)
+    z = np.concatenate([block.z for block in kept]).swapaxes(0, 1)
+    predictions = progress.predictions
     return Samples(
         draws=coordinates.positions(z),
         thinning=thinning,
-        mean=progress.mean,
-        std=np.sqrt(progress.squares / (progress.num_moments - 1)),
+        log_densities=-np.concatenate([block.potentials for block in kept]).T,
+        mean=progress.positions.mean,
+        std=progress.positions.std,
+        prediction_mean=predictions.mean,
+        prediction_std=predictions.std,
         num_divergences=progress.num_divergences,
         num_leapfrogs=progress.num_leapfrogs,
-        mean_accept=progress.sum_accept / progress.num_moments,
+        mean_accept=progress.sum_accept / progress.positions.count,
         step_sizes=tuple(np.asarray(state.adapt_state.step_size).tolist()),
         elapsed_s=progress.elapsed_s,
         warmup_s=progress.warmup_s,
@@ -685,7 +899,7 @@ class _Checkpoint(NamedTuple):
     coordinates: Coordinates
     progress: _Progress
     leaves: list[np.ndarray]
-    kept: list[np.ndarray]
+    kept: list[_Kept]
 
 
 def _state_path(folder: Path) -> Path:
@@ -702,7 +916,7 @@ def _save_checkpoint(
     coordinates: Coordinates,
     state: PyTree,
     progress: _Progress,
-    kept: Sequence[np.ndarray],
+    kept: Sequence[_Kept],
 ) -> None:
     """Save the last block's draws, then the state that counts them.
 
@@ -710,21 +924,23 @@ def _save_checkpoint(
     again, the same. Earlier draws are never rewritten.
     """
     if kept:
-        artifacts.write_arrays(_draws_path(folder, len(kept) - 1), {"z": kept[-1]}, {})
+        artifacts.write_arrays(_draws_path(folder, len(kept) - 1), kept[-1]._asdict(), {})
     arrays = {
         "centre": coordinates.centre,
-        "mean": progress.mean,
-        "squares": progress.squares,
+        **progress.arrays(),
         **{f"leaf_{i:03d}": leaf for i, leaf in enumerate(_pack(state))},
     }
     if coordinates.matrix is not None:
         arrays["matrix"] = coordinates.matrix
+    if coordinates.scale is not None:
+        arrays["scale"] = coordinates.scale
     meta = {
         "version": CHECKPOINT_VERSION,
         "layout": _layout(state),
         "question": question,
         "num_kept": len(kept),
-        "progress": progress.counters(),
+        "num_moments": progress.positions.count,
+        "counters": progress.counters(),
     }
     artifacts.write_arrays(_state_path(folder), arrays, meta)
 
@@ -748,10 +964,10 @@ def _load_checkpoint(folder: Path, question: str) -> _Checkpoint | None:
         block = artifacts.read_arrays(_draws_path(folder, index))
         if block is None:
             return None
-        kept.append(block[0]["z"])
-    progress = _Progress(arrays["mean"], arrays["squares"], **meta["progress"])
+        kept.append(_Kept(**block[0]))
+    progress = _Progress.restored(arrays, meta)
     leaves = [arrays[name] for name in sorted(arrays) if name.startswith("leaf_")]
-    coordinates = Coordinates(arrays["centre"], arrays.get("matrix"))
+    coordinates = Coordinates(arrays["centre"], arrays.get("matrix"), arrays.get("scale"))
     return _Checkpoint(meta["layout"], coordinates, progress, leaves, kept)
 
 
@@ -813,7 +1029,7 @@ def diagnose(
     r_hat, ess_bulk, ess_tail = convergence(samples.draws)
     identified: dict[str, Any] = {}
     if settings.criterion == "predictions":
-        identified = _identified(model, samples.draws)
+        identified = _identified(model, settings, samples)
     sampling_s = samples.elapsed_s - samples.warmup_s
     return GroundTruth(
         mean=samples.mean,
@@ -859,40 +1075,30 @@ def convergence(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return r_hat, bulk, tail
 
 
-def _identified(model: Model, draws: np.ndarray) -> dict[str, Any]:
+def _identified(model: Model, settings: NutsSettings, samples: Samples) -> dict[str, Any]:
     """Moments and diagnostics of the predictions, and the diagnostics of the log posterior.
 
+    Moments are those of all draws, R-hat and ESS of the predictions those of the thinned ones.
     A prediction that no draw moves (a rating that is always clipped) has nothing to converge; its
     R-hat is 1 and its ESS the number of draws.
     """
-
-    @jax.jit
-    def of_draw(position: Array, inputs: PyTree, data: PyTree) -> Array:
-        prediction = jnp.ravel(model.predict(position, inputs))
-        return jnp.append(prediction, _log_posterior(model, position, data))
-
-    data = gradients.all_data(model)
-    num_chains, num_draws, dim = draws.shape
-    flat = draws.reshape(-1, dim)
-    found = np.stack(
-        [np.asarray(of_draw(jnp.asarray(d, jnp.float32), model.test_inputs, data)) for d in flat]
-    )
-    predictions = found[:, :-1]
+    num_chains, num_draws, dim = samples.draws.shape
+    found = _Predictions(model, settings)(samples.draws.reshape(-1, dim))
     moves = np.ptp(found, axis=0) > 0
     r_hat = np.ones(len(moves))
-    bulk = np.full(len(moves), float(len(flat)))
+    bulk = np.full(len(moves), float(len(found)))
     tail = bulk.copy()
-    r_hat[moves], bulk[moves], tail[moves] = convergence(
-        found[:, moves].reshape(num_chains, num_draws, -1)
-    )
+    moving = found[:, moves].reshape(num_chains, num_draws, -1)
+    r_hat[moves], bulk[moves], tail[moves] = convergence(moving)
+    of_density = convergence(samples.log_densities[..., None])
     return {
-        "prediction_mean": predictions.mean(axis=0, dtype=np.float64),
-        "prediction_std": predictions.std(axis=0, ddof=1, dtype=np.float64),
-        "prediction_r_hat": r_hat[:-1],
-        "prediction_ess_bulk": bulk[:-1],
-        "prediction_ess_tail": tail[:-1],
-        "log_density_r_hat": float(r_hat[-1]),
-        "log_density_ess": float(min(bulk[-1], tail[-1])),
+        "prediction_mean": samples.prediction_mean,
+        "prediction_std": samples.prediction_std,
+        "prediction_r_hat": r_hat,
+        "prediction_ess_bulk": bulk,
+        "prediction_ess_tail": tail,
+        "log_density_r_hat": float(of_density[0][0]),
+        "log_density_ess": float(min(of_density[1][0], of_density[2][0])),
     }
 
 

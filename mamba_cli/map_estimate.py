@@ -250,6 +250,29 @@ def hessian_trace(model: Model, position: Array, rng_key: Array, num_probes: int
     return -float(np.mean(np.asarray(forms, np.float64)))
 
 
+def hessian_row_norms(model: Model, position: Array, rng_key: Array, num_probes: int) -> np.ndarray:
+    """Estimate of ||H_i||, the norms of the rows of the Hessian, ``[dim]`` float64.
+
+    The root mean square of (H v)_i over ``num_probes`` vectors v ~ N(0, I): positive also where
+    H is not positive definite, with a relative standard error of (2 num_probes)^-1/2.
+    """
+
+    @jax.jit
+    def squares(position: Array, data: PyTree, probes_key: Array) -> Array:
+        def of_probe(key: Array) -> Array:
+            probe = jax.random.normal(key, (model.dim,), jnp.float32)
+
+            def product(function: Callable[[Array], Array]) -> Array:
+                return jax.jvp(jax.grad(function), (position,), (probe,))[1]
+
+            return (gradients.over_all_rows(model, product, data) + product(model.log_prior)) ** 2
+
+        return jnp.mean(lax.map(of_probe, jax.random.split(probes_key, num_probes)), axis=0)
+
+    mean = squares(position, gradients.all_data(model), rng_key)
+    return np.sqrt(np.asarray(mean, np.float64))
+
+
 def _full_value_and_gradient(model: Model) -> Callable[[Array, PyTree], tuple[Array, Array]]:
     """Log posterior and its gradient over all rows, for data as of ``gradients.all_data``."""
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from mamba_cli import plots
+from mamba_cli import plots, theory
 from mamba_cli.artifacts import RunFolder
-from mamba_cli.config import FixedSettings, GridSettings, RunSettings
+from mamba_cli.config import FixedSettings, GridSettings, MambaSettings, RunSettings
 from mamba_cli.console import size_note
 from mamba_cli.evaluation import Moments
 from mamba_cli.metrics import HIGHER_IS_BETTER
+from mamba_cli.tuners import halving
+from mamba_cli.tuners.confidence import arms_of_best_set
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import AnyReward
 
@@ -100,13 +102,68 @@ def winner_lines(
     if best.get("reward") is not None:
         metric = tuner.metric if isinstance(tuner, GridSettings) else "metric"
         name = reward.name if reward else metric
-        lines.append((f"reward ({name})", f"{best['reward']:.4g}"))
+        error = best.get("reward_std_error")
+        noise = "" if error is None else f" +- {error:.2g}"
+        lines.append((f"reward ({name})", f"{best['reward']:.4g}{noise}"))
+    lines += certainty_lines(best)
     steps = () if isinstance(tuner, FixedSettings) else tuner.grid.step_sizes or ()
     if len(steps) > 1:
         for end, step_size in (("smallest", min(steps)), ("largest", max(steps))):
             if math.isclose(best["step_size"], step_size, rel_tol=1e-9):
                 lines.append(("note", f"the step size is the {end} of the grid"))
     return lines
+
+
+def certainty(tuning: Tuning, settings: RunSettings, reward: AnyReward | None) -> dict[str, Any]:
+    """What ``best.json`` says of how sure the winner is; nothing where no reward has an error.
+
+    ``reward_std_error``; ``best_set``, the arms that contain the best with 95 % confidence; and
+    ``theorem_1``, the theorem evaluated on the run's own estimates, see ``theory.problem_of``.
+    """
+    tuner = settings.tuner
+    if reward is None or tuning.winner is None or not isinstance(tuner, MambaSettings):
+        return {}
+    if not math.isfinite(tuning.winner.reward_std_error):
+        return {}
+    sign = -1.0 if reward.higher_is_better else 1.0
+    last = {record.arm: record for record in tuning.records}
+    members = [last[arm] for arm in arms_of_best_set(tuning.records, sign)]
+    columns = ("arm", "step_size", "batch_size", "num_integration_steps")
+    problem = theory.problem_of(tuning.records, tuning.winner, sign)
+    num_arms, eta = len(last), tuner.reduction_factor
+    rungs = halving.schedule(num_arms, eta, tuner.longest_arm_s)
+    common: dict[str, Any] = {"sigma": problem.sigma, "gaps": problem.gaps}
+    continued = tuner.score_on == "chain"
+    estimates = {
+        "sigma": problem.sigma,
+        "h2": problem.h2,
+        "error_bound": theory.error_bound(rungs, **common, continued=continued),
+        "budget_s_for_5_percent": theory.budget_for(0.05, num_arms, eta, **common),
+    }
+    return {
+        "reward_std_error": tuning.winner.reward_std_error,
+        "best_set": [{name: getattr(record, name) for name in columns} for record in members],
+        "theorem_1": {k: v if math.isfinite(v) else None for k, v in estimates.items()},
+    }
+
+
+def certainty_lines(best: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The rows of the closing table that say how sure the winner is."""
+    members = best.get("best_set")
+    if not members:
+        return []
+    if len(members) == 1:
+        return [("best with 95 %", "this arm alone")]
+    ranges = [f"{len(members)} arms"]
+    for name, letter, form in (
+        ("step_size", "h", ".3g"),
+        ("batch_size", "n", ","),
+        ("num_integration_steps", "L", ""),
+    ):
+        values = [member[name] for member in members]
+        if max(values) > min(values):
+            ranges.append(f"{letter} {min(values):{form}} to {max(values):{form}}")
+    return [("best with 95 %", "one of " + ", ".join(ranges))]
 
 
 def metric_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +21,7 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli import artifacts, curvature, gradients, nuts_cost, report
+from mamba_cli import adaptive_grid, artifacts, gradients, nuts_cost, replay, report
 from mamba_cli.artifacts import RunFolder
 from mamba_cli.chain import MinibatchScheme
 from mamba_cli.config import (
@@ -32,6 +34,7 @@ from mamba_cli.config import (
     settings_from,
 )
 from mamba_cli.console import Console, duration, size_note
+from mamba_cli.curvature import whitening_at
 from mamba_cli.errors import ConfigError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
@@ -47,10 +50,13 @@ from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
 from mamba_cli.posterior_summary import write_parameters
 from mamba_cli.tuners import given, grid, halving, mamba
+from mamba_cli.tuners.guards import Guards, principal_axes
 from mamba_cli.tuners.result import Tuning
 from mamba_cli.types import (
+    AccumulatedReward,
     AnyReward,
     ArmRecord,
+    AsksForWhitening,
     HasHoldOut,
     HasNamedParameters,
     Hyperparameters,
@@ -58,6 +64,7 @@ from mamba_cli.types import (
     PredictiveReward,
     Sampler,
 )
+from mamba_cli.whitening import Whitening
 from mamba_cli.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -80,14 +87,44 @@ def run(cfg: DictConfig) -> None:
     StorageError
         A result could not be written.
     """
+    with opened(cfg, Console()) as one:
+        one.console.banner(one.settings.budget, one.settings.needs_no_size_note)
+        one.go()
+
+
+@contextmanager
+def opened(
+    cfg: DictConfig, console: Console, *, model: Model | None = None, pictures: bool = True
+) -> Iterator[Run]:
+    """A run whose folder is locked and whose log is written while the context lasts.
+
+    Parameters
+    ----------
+    cfg
+        A composed configuration.
+    console
+        Where the run says how far it is.
+    model
+        In place of the model that is configured.
+    pictures
+        Whether ``tuning.png`` and ``evaluation.png`` are drawn.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range, or the run's folder holds another configuration.
+    StorageError
+        The folder cannot be made or written.
+    """
     settings = settings_from(cfg)
     parts = Parts.of(cfg)
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     config |= digests_of_files(config)
+    if model is not None:
+        config["model_digest"] = model.digest
     folder = RunFolder.open(settings.run_dir, config, **_hydra())
-    with folder, folder.log(), Console() as console:
-        console.banner(settings.budget, settings.needs_no_size_note)
-        Run(cfg, settings, parts, folder, console, config).go()
+    with folder, folder.log(), console:
+        yield Run(cfg, settings, parts, folder, console, config, model=model, pictures=pictures)
 
 
 def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,15 +169,21 @@ class Run:
         folder: RunFolder,
         console: Console,
         config: Mapping[str, Any],
+        *,
+        model: Model | None = None,
+        pictures: bool = True,
     ) -> None:
         self.cfg, self.settings, self.parts = cfg, settings, parts
         self.folder, self.console = folder, console
+        self.model, self.pictures = model, pictures
         self.ledger = Ledger(folder, config, settings, parts.reward)
         self.stages = set(settings.stages)
         if settings.ground_truth is None:
             self.stages.discard("ground_truth")
         self.moments = Moments.load(self.moments_path)
         self.stage_number = 0
+        self.pace = replay.pace_of(settings.clock, folder.path, settings.replay)
+        self.store = replay.SteppedStore(folder, self.pace)
         self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
 
     @property
@@ -189,7 +232,11 @@ class Run:
         if unfinished:
             self.ledger.write(finished=True)
         self.folder.drop_checkpoint(mamba.CHECKPOINT)
-        self.close(best, rows, idle=not unfinished)
+        earlier = self.settings.replay
+        same, lines = replay.verdict(earlier, self.folder.path) if earlier else (True, [])
+        self.close(best, rows, idle=not unfinished, notes=lines if same else ["not identical"])
+        if not same:
+            raise NothingUsableError("\n  ".join(lines))
 
     def winner(self) -> dict[str, Any] | None:
         """``best.json``, checked; ``None`` where there is none. Raises ``DataError``."""
@@ -230,7 +277,7 @@ class Run:
     def prepare(self) -> Workbench:
         """The model, its MAP, and what chains are made of."""
         self._stage("model", self.settings.model)
-        model: Model = build(self.cfg.model.posterior, "model.posterior")
+        model: Model = self.model or build(self.cfg.model.posterior, "model.posterior")
         self.console.message(f"{model.num_data:,} training rows, dimension {model.dim:,}")
         if not self._grid_is_open():
             self.settings.tuner.points(model.num_data)  # a batch above the rows is refused here
@@ -253,13 +300,13 @@ class Run:
         tuner = self.settings.tuner
         assert not isinstance(tuner, FixedSettings)
         key = jax.random.key(self.settings.map_search.seed)
-        scale = curvature.largest_curvature(model, estimate.position, key)
+        scale = adaptive_grid.largest_curvature(model, estimate.position, key)
         grid = tuner.grid
-        sizes = grid.step_sizes or curvature.step_sizes(scale)
-        percents = grid.batch_percents or curvature.batch_percents(model.num_data)
+        sizes = grid.step_sizes or adaptive_grid.step_sizes(scale)
+        percents = grid.batch_percents or adaptive_grid.batch_percents(model.num_data)
         filled = replace(grid, step_sizes=sizes, batch_percents=percents)
         self.settings = replace(self.settings, tuner=replace(tuner, grid=filled))
-        self.console.say(f"grid: {curvature.describe(scale, sizes, percents)}")
+        self.console.say(f"grid: {adaptive_grid.describe(scale, sizes, percents)}")
 
     def bench_of(self, model: Model, estimate: MapEstimate) -> Workbench:
         """What chains of a model that start at its MAP are made of."""
@@ -270,9 +317,7 @@ class Run:
             estimator = gradients.standard(model)
         tuner, reward = self.settings.tuner, self.parts.reward
         scored = 0 if isinstance(tuner, FixedSettings) else tuner.max_draws
-        keeps_gradients = False
-        if reward is not None and not isinstance(reward, PredictiveReward):
-            keeps_gradients = reward.gradients == "stochastic"
+        keeps_gradients = getattr(reward, "gradients", None) == "stochastic"
         return Workbench(
             model=model,
             start=position,
@@ -281,6 +326,10 @@ class Run:
             scheme=self.parts.scheme,
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
             keep_gradients=keeps_gradients,
+            pace=self.pace,
+            block_features=reward.features(model.dim)
+            if isinstance(reward, AccumulatedReward)
+            else None,
             seconds=self.ledger.seconds,
         )
 
@@ -330,6 +379,7 @@ class Run:
         batch_size = max(1, round(tuning.winner.batch_size * num_data / num_arm_data))
         best = best_of(tuning.winner._replace(batch_size=batch_size), num_data)
         best["budget"] = self.settings.budget
+        best |= report.certainty(tuning, self.settings, self.parts.reward)
         self.folder.write_best(best)
         self._draw_tuning(again=True)
         return best
@@ -342,7 +392,7 @@ class Run:
         common: dict[str, Any] = {
             "max_draws": tuner.max_draws,
             "rng_key": self.key_tune,
-            "store": self.folder,
+            "store": self.store,
             "reporter": self.console,
         }
         if isinstance(tuner, GridSettings):
@@ -354,21 +404,51 @@ class Run:
                 metric=tuner.metric,
                 **common,
             )
-        assert self.parts.reward is not None
+        reward = self.parts.reward
+        assert reward is not None
         records = self.folder.read_tuning()
         winner = complete_winner(records, arms, tuner)
         if winner is not None:
             self.console.message("tuning.csv is complete: the winner is taken from it")
-            return Tuning(records, winner)
+            return mamba.finished(
+                records, winner.rung + 1, -1.0 if reward.higher_is_better else 1.0
+            )
+        if isinstance(reward, AsksForWhitening):
+            bench.whitening = self.whitening_of(bench, reward.whitening)
         return mamba.tune(
             bench,
-            self.parts.reward,
+            reward,
             arms,
             reduction_factor=tuner.reduction_factor,
             longest_arm_s=tuner.longest_arm_s,
             score_on=tuner.score_on,
+            guards=self.guards_of(bench) if tuner.guards else None,
+            check_s=tuner.check_s,
+            keep_ties=tuner.keep_ties,
             **common,
         )
+
+    def guards_of(self, bench: Workbench) -> Guards:
+        """Guards that measure by the reward's coordinates, or by the Hessian at the MAP."""
+        whitening = bench.whitening
+        if whitening is None:
+            try:
+                whitening = self.whitening_of(bench, "hessian")
+            except NothingUsableError as error:
+                raise NothingUsableError(
+                    f"tuner.guards=true measures by the curvature at the MAP, which is no scale "
+                    f"here ({error}); tuner.guards=false runs without"
+                ) from error
+        return Guards(bench.start, principal_axes(whitening), bench.log_densities)
+
+    def whitening_of(self, bench: Workbench, method: str) -> Whitening:
+        """The coordinates of a reward that asks for some, the same for every arm."""
+        began_s = time.perf_counter()
+        whitening = whitening_at(bench.model, bench.start, method)
+        bench.seconds.whitening += time.perf_counter() - began_s
+        kind = "diagonal" if whitening.is_diagonal else "dense"
+        self.console.message(f"coordinates whitened by the {method} at the MAP, {kind}")
+        return whitening
 
     def ground_truth(self, bench: Workbench, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """NUTS, or its cached result; finished repeats are compared with it.
@@ -455,7 +535,9 @@ class Run:
                     burn_in_fraction=settings.burn_in_fraction,
                     reference_std=self.moments.reference_std,
                     reporter=self.console,
+                    place=f"repeat {repeat}",
                 )
+                self.store.write_steps()
                 # Before the row that counts the repeat, so that no row is without its moments.
                 self.moments = self.moments.with_repeat(repeat, result)
                 self.moments.save(self.moments_path)
@@ -468,7 +550,12 @@ class Run:
         return rows
 
     def close(
-        self, best: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], *, idle: bool
+        self,
+        best: Mapping[str, Any] | None,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        idle: bool,
+        notes: Sequence[str] = (),
     ) -> None:
         """The closing table; an evaluation without a usable repeat is an error."""
         lines: list[tuple[str, str]] = []
@@ -477,6 +564,7 @@ class Run:
         lines += report.metric_lines(rows)
         done = " (finished before; nothing left to do)" if idle else ""
         lines += [("time", duration(self.ledger.elapsed_s) + done)]
+        lines += [("replay", note) for note in notes]
         lines += [("written to", str(self.folder.path))]
         note = size_note(self.settings.budget, self.settings.needs_no_size_note)
         title = report.title_of(self.settings)
@@ -499,7 +587,8 @@ class Run:
         return settings.recompute or len(rows) < wanted or not compared
 
     def _draw_tuning(self, *, again: bool) -> None:
-        report.draw_tuning(self.folder, self.settings, self.parts.reward, again=again)
+        if self.pictures:
+            report.draw_tuning(self.folder, self.settings, self.parts.reward, again=again)
 
     def _stage(self, name: str, detail: str) -> None:
         self.stage_number += 1

@@ -12,9 +12,13 @@ Conventions, the same everywhere
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import numpy as np
+
+from mamba_cli.whitening import Whitening
 
 Array = jax.Array
 PyTree = Any
@@ -212,21 +216,47 @@ class Minibatcher(NamedTuple):
     select: Any
 
 
+class FeatureFn(Protocol):
+    """Features of a draw whose sum over all draws a chain keeps.
+
+    Called with ``position - origin`` and the sampler's gradient, ``[dim]`` each; the
+    value is any pytree of arrays.
+    """
+
+    def __call__(self, delta: Array, gradient: Array) -> PyTree: ...
+
+
 class ScoredDraws(NamedTuple):
     """What a reward sees: thinned draws of one arm and their scores.
 
     ``positions`` and ``scores`` are ``[num_draws, dim]``; ``scores`` is the
     gradient of the log posterior, over all rows or over the sampler's own
-    minibatch, as the reward's ``gradients`` asks.
+    minibatch, as the reward's ``gradients`` asks. ``whitening`` is there for a
+    reward that asks for one, and the same for every arm.
     """
 
     positions: Array
     scores: Array
     rng_key: Array
+    whitening: Whitening | None = None
+
+
+class Scored(NamedTuple):
+    """A reward and its standard error, NaN where there is none.
+
+    The error is that of the estimate, autocorrelation included: how far the value would be
+    another time, not how far the draws are from the posterior.
+    """
+
+    value: float
+    std_error: float
 
 
 class Reward(Protocol):
-    """What a tuner optimises. Lower is better unless ``higher_is_better``."""
+    """What a tuner optimises. Lower is better unless ``higher_is_better``.
+
+    One that knows how sure it is returns a :class:`Scored`, any other a number.
+    """
 
     @property
     def name(self) -> str: ...
@@ -239,7 +269,54 @@ class Reward(Protocol):
     @property
     def higher_is_better(self) -> bool: ...
 
-    def __call__(self, draws: ScoredDraws) -> float: ...
+    def __call__(self, draws: ScoredDraws) -> float | Scored: ...
+
+
+@runtime_checkable
+class AsksForWhitening(Protocol):
+    """A reward in whitened coordinates; the run computes them once, for all arms."""
+
+    @property
+    def whitening(self) -> str:
+        """Which: a name that ``curvature.whitening_at`` knows."""
+        ...
+
+
+class BlockSums(NamedTuple):
+    """Sums of features over consecutive blocks of a chain's draws, from its first draw on.
+
+    ``features`` is the pytree of the features with a leading axis ``num_blocks``, float64;
+    ``num_draws`` ``[num_blocks]`` counts the draws of each. All blocks are of one length but the
+    last, which may be shorter. ``origin`` ``[dim]`` is what deviations are relative to.
+    """
+
+    features: PyTree
+    num_draws: np.ndarray
+    origin: np.ndarray
+
+
+@runtime_checkable
+class AccumulatedReward(Protocol):
+    """A reward read off every draw of an arm, by features summed while sampling.
+
+    The features are of the position and of the sampler's own minibatch gradient there: no draw
+    need be stored, and no gradient is computed for the reward.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def whitening(self) -> str: ...
+
+    def features(self, dim: int) -> FeatureFn:
+        """What is to be summed, in the coordinates of the sampler."""
+        ...
+
+    def __call__(self, sums: BlockSums, whitening: Whitening) -> Scored: ...
 
 
 class PredictFn(Protocol):
@@ -275,7 +352,7 @@ class PredictiveReward(Protocol):
     def __call__(self, model: Model, predict: PredictFn) -> float: ...
 
 
-AnyReward = Reward | PredictiveReward
+AnyReward = Reward | PredictiveReward | AccumulatedReward
 
 
 @runtime_checkable
@@ -290,6 +367,8 @@ class ArmRecord(NamedTuple):
 
     ``elapsed_s``, ``num_steps`` and ``num_draws`` count the arm's whole chain so
     far; ``budget_s``, ``compile_s`` and ``reward_s`` this rung alone.
+    ``reward_std_error`` is NaN where the reward has none. ``in_best_set`` is true in the last row
+    of an arm that may be the best; see ``tuners.confidence``.
     """
 
     rung: int
@@ -308,6 +387,8 @@ class ArmRecord(NamedTuple):
     status: str  # ok | diverged | frozen | no_draws | out_of_memory
     reason: str
     promoted: bool
+    reward_std_error: float = math.nan
+    in_best_set: bool = False
 
 
 class Reporter(Protocol):

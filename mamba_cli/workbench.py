@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,18 @@ from jax import lax
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
-from mamba_cli.types import Array, HasSquaredError, Model, PyTree, Sampler
+from mamba_cli.pacing import Pace, WallClock
+from mamba_cli.types import (
+    Array,
+    FeatureFn,
+    HasFullLikelihood,
+    HasSquaredError,
+    Hyperparameters,
+    Model,
+    PyTree,
+    Sampler,
+)
+from mamba_cli.whitening import Whitening
 
 PREDICTION_CHUNK = 16
 """Draws whose predictions are averaged per dispatch."""
@@ -29,9 +41,12 @@ class Seconds:
     """Where the time of a run went, in seconds."""
 
     compile: float = 0.0
+    calibration: float = 0.0
     sampling: float = 0.0
     gradients: float = 0.0
     reward: float = 0.0
+    whitening: float = 0.0
+    check: float = 0.0
 
 
 @dataclass
@@ -54,8 +69,14 @@ class Workbench:
         Draws a chain's buffer holds; at least twice what is scored gives evenly spaced draws.
     keep_gradients
         Whether chains keep the sampler's own gradients (stochastic rewards read them).
+    block_features
+        What chains sum over blocks of draws, for a reward that is read off these sums.
+    whitening
+        The coordinates of rewards that ask for them.
     clock
         Seconds, monotonic; tests put their own here.
+    pace
+        What a chain's seconds are: the clock's, or steps at a measured cost.
     """
 
     model: Model
@@ -65,10 +86,14 @@ class Workbench:
     scheme: MinibatchScheme
     capacity: int
     keep_gradients: bool = False
+    block_features: FeatureFn | None = None
+    whitening: Whitening | None = None
     clock: Clock = time.perf_counter
+    pace: Pace = field(default_factory=WallClock)
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
+    _log_density: Callable[[np.ndarray, PyTree], Array] | None = None
     _predict_sum: SumFn | None = None
     _squared_error_sum: SumFn | None = None
 
@@ -101,6 +126,17 @@ class Workbench:
         self.seconds.compile += self.clock() - began
         return dict(zip(programs, taken, strict=True))
 
+    def calibrate(self, arms: Iterable[Hyperparameters]) -> None:
+        """Let the pace measure, once for each shape among ``arms``, what it has to.
+
+        Called when the programs are compiled and nothing else runs.
+        """
+        began = self.clock()
+        shapes = {(arm.batch_size, arm.num_integration_steps): arm for arm in arms}
+        programs = ((self._uncompiled(arm.batch_size), arm) for arm in shapes.values())
+        self.pace.prepare(programs, self.start, self.clock)
+        self.seconds.calibration += self.clock() - began
+
     def _uncompiled(self, batch_size: int) -> ChainProgram:
         if batch_size not in self._programs:
             self._programs[batch_size] = ChainProgram(
@@ -110,6 +146,7 @@ class Workbench:
                 batch_size,
                 capacity=self.capacity,
                 keep_gradients=self.keep_gradients,
+                block_features=self.block_features,
             )
         return self._programs[batch_size]
 
@@ -118,6 +155,16 @@ class Workbench:
         if self._full_gradients is None:
             self._full_gradients = full_gradients(self.model)
         return self._full_gradients(positions)
+
+    def log_densities(self, positions: np.ndarray) -> np.ndarray:
+        """Log posterior density over all rows, up to a constant, ``[m]`` for ``[m, dim]``."""
+        model = self.model
+        if self._log_density is None:
+            full = isinstance(model, HasFullLikelihood)
+            self._log_density = jax.jit(partial(_log_density, model, full))
+        data = model.full_data if isinstance(model, HasFullLikelihood) else model.data
+        points = np.asarray(positions, np.float32)
+        return np.array([float(self._log_density(point, data)) for point in points])
 
     def posterior_predictive(self, positions: np.ndarray, inputs: PyTree = None) -> Array:
         """The mean over draws ``[m, dim]`` of the model's prediction for ``inputs``.
@@ -144,6 +191,11 @@ class Workbench:
 
             self._squared_error_sum = jax.jit(partial(_sum_over_draws, squared_error))
         return float(_mean_over_draws(self._squared_error_sum, positions, model.test_inputs))
+
+
+def _log_density(model: Any, full: bool, position: Array, data: PyTree) -> Array:
+    likelihood = model.full_log_likelihood if full else model.log_likelihood
+    return model.log_prior(position) + likelihood(position, data)
 
 
 def _mean_over_draws(sum_over_draws: SumFn, positions: np.ndarray, inputs: PyTree) -> Array:

@@ -339,7 +339,8 @@ def test_tuning_columns_are_the_fixed_ones_in_order(tmp_path: Path) -> None:
         header = folder.tuning_path.read_text().splitlines()[0]
     assert header == (
         "rung,arm,step_size,batch_size,num_integration_steps,budget_s,elapsed_s,compile_s,"
-        "reward_s,num_steps,num_draws,num_scored,reward,status,reason,promoted"
+        "reward_s,num_steps,num_draws,num_scored,reward,status,reason,promoted,"
+        "reward_std_error,in_best_set"
     )
 
 

@@ -291,6 +291,24 @@ def test_a_batch_above_the_rows_is_refused(composed: Callable[..., DictConfig]) 
         run(composed("tuner=fixed", "tuner.step_size=1e-4", "tuner.batch_size=401", *overrides))
 
 
+def test_the_recommended_tuner_says_how_sure_it_is(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    run(composed("tuner=mamba", *NO_TRUTH, "tuner.check_s=0.2"))
+    folder = folder_of(tmp_path, "mamba")
+    records = artifacts.read_tuning(folder / "tuning.csv")
+    best = json.loads((folder / "best.json").read_text())
+    winner = next(r for r in records if r.rung == 1 and r.promoted)
+    assert (best["arm"], best["reward_std_error"]) == (winner.arm, winner.reward_std_error)
+    inside = [record.arm for record in records if record.in_best_set]
+    assert sorted(member["arm"] for member in best["best_set"]) == sorted(inside)
+    assert winner.arm in inside
+    assert best["theorem_1"]["sigma"] > 0
+    assert 0 < best["theorem_1"]["error_bound"] <= 1
+    seconds = json.loads((folder / "provenance.json").read_text())["seconds"]
+    assert 0.15 < seconds["check"] < 1.0
+
+
 @pytest.mark.parametrize("tuner", ["grid", "heuristic"])
 def test_the_other_tuners_run_to_the_end(
     composed: Callable[..., DictConfig], tmp_path: Path, tuner: str
@@ -434,7 +452,8 @@ def test_a_picture_that_cannot_be_drawn_costs_no_result_and_is_drawn_later(
     assert "tuning.png could not be drawn (ValueError: no font)" in caplog.text
     assert not list(folder.glob("*.png"))
     before = results_of(folder)
-    assert before.keys() == {"tuning.csv", "best.json", "metrics.csv", "provenance.json"}
+    written = {"tuning.csv", "best.json", "metrics.csv", "provenance.json", "steps.json"}
+    assert before.keys() == written
     run(composed(*NO_TRUTH))
     assert {path.name for path in folder.glob("*.png")} == {"tuning.png", "evaluation.png"}
     assert results_of(folder) == before

@@ -10,6 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mamba_cli.errors import ConfigError
+from mamba_cli.types import ScoredDraws
+from mamba_cli.whitening import Floats
 
 # Draws are handled in square blocks of pairs, so that the temporaries stay in cache and memory
 # does not grow with the square of the number of draws.
@@ -17,6 +19,9 @@ BLOCK_SIZE = 256
 # Draws are padded to this many, to one block, or to a power of two of blocks: few programs then
 # serve every number of draws, and a tuning does not spend its time compiling.
 SMALLEST_BUCKET = 64
+
+WHITENINGS = ("hessian", "fisher")
+"""What a reward may ask for; see ``curvature.whitening_at``."""
 
 
 def checked_draws(
@@ -37,6 +42,24 @@ def checked_draws(
         )
     dtype = np.float32 if x.dtype == s.dtype == np.float32 else np.float64
     return x.astype(dtype, copy=False), s.astype(dtype, copy=False)
+
+
+def whitened(draws: ScoredDraws) -> tuple[Floats, Floats]:
+    """Positions and scores ``[num_draws, dim]`` in the run's whitened coordinates, float64."""
+    assert draws.whitening is not None, "the run makes one for every reward that asks"
+    return draws.whitening.positions(draws.positions), draws.whitening.scores(draws.scores)
+
+
+def require_whitening(whitening: object, gradients: object) -> None:
+    """Check what rewards in whitened coordinates on thinned draws share.
+
+    Raises
+    ------
+    ConfigError
+        Naming ``tuner.reward.whitening`` or ``tuner.reward.gradients``.
+    """
+    require(whitening in WHITENINGS, "whitening", whitening, " or ".join(WHITENINGS))
+    require(gradients in ("full", "stochastic"), "gradients", gradients, "full or stochastic")
 
 
 def bucket_size(num_draws: int) -> int:

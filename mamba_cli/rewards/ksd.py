@@ -23,7 +23,8 @@ from mamba_cli.rewards.draws import (
     checked_draws,
     require_kernel_parameters,
 )
-from mamba_cli.types import Array, ScoredDraws
+from mamba_cli.rewards.jackknife import ksd_std_error
+from mamba_cli.types import Array, Scored, ScoredDraws
 
 # Products of long vectors are taken in float32 and added up in float64 every so many coordinates:
 # twice as fast as float64, and the error does not grow with the dimension.
@@ -299,5 +300,8 @@ class KernelSteinDiscrepancy:
     def __post_init__(self) -> None:
         require_kernel_parameters(self.c, self.beta, self.gradients)
 
-    def __call__(self, draws: ScoredDraws) -> float:
-        return ksd(draws.positions, draws.scores, c=self.c, beta=self.beta)
+    def __call__(self, draws: ScoredDraws) -> Scored:
+        x, s = draws.positions, draws.scores
+        return Scored(
+            ksd(x, s, c=self.c, beta=self.beta), ksd_std_error(x, s, c=self.c, beta=self.beta)
+        )

@@ -9,11 +9,17 @@ paper's published code did.
 An arm that fails (diverged, frozen, no draws, out of memory) has no reward: it is never
 promoted, and its record says why. Where every arm of a rung fails, the tuning ends there without
 a winner, also after rungs that had usable arms: an arm that came to fail is no result.
+
+With ``guards`` an arm must have moved and be stable before its reward counts, and the best arm of
+the last rung is continued in a check run before it wins; one that runs away or drifts there is
+dropped for the next best. With ``keep_ties`` the seconds that failed arms left unspent keep arms
+alive that cannot be told from the last promoted one. See ``guards`` and ``confidence``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +27,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from mamba_cli.chain import Budget, Chain, LayoutError, advance
+from mamba_cli.chain import Chain, LayoutError
 from mamba_cli.errors import first_line, is_out_of_memory
+from mamba_cli.tuners.confidence import mark_best_set, promote_ties, unspent_s
+from mamba_cli.tuners.guards import Guards, Verdict
 from mamba_cli.tuners.halving import Rung, draws_to_score, promote, schedule, total_s
 from mamba_cli.tuners.result import Checkpoints, Tuning
-from mamba_cli.tuners.scoring import Score, Scorer, record_of
+from mamba_cli.tuners.scoring import Score, Scorer, failure, record_of
 from mamba_cli.types import (
     AnyReward,
     ArmRecord,
@@ -40,6 +48,9 @@ CHECKPOINT = "tuning"
 
 CHECKPOINT_VERSION = 1
 """Raised when what is saved after a rung is laid out in another way, chains apart."""
+
+FEWEST_CHECKED = 32
+"""Draws of a check run that are looked at, where fewer are scored."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +103,26 @@ class Halving:
     score_on: str
     rng_key: Array
     reporter: Reporter
+    guards: Guards | None = None
+    check_s: float = 0.0
+    keep_ties: bool = False
 
     def __post_init__(self) -> None:
-        self.scorer = Scorer(self.bench, self.reward)
+        self.scorer = Scorer(self.bench, self.reward, self.guards)
 
-    def run_rung(self, number: int, arms: Sequence[Arm]) -> tuple[list[Arm], list[ArmRecord]]:
-        """Continue and score every arm; return those promoted, best first, and the records."""
+    @property
+    def checks(self) -> bool:
+        """Whether the winner has to pass a check run."""
+        return self.guards is not None and self.check_s > 0
+
+    def run_rung(
+        self, number: int, arms: Sequence[Arm], earlier: Sequence[ArmRecord] = ()
+    ) -> tuple[list[Arm], list[ArmRecord]]:
+        """Continue and score every arm; return those that go on, best first, and the records.
+
+        ``earlier`` are the records of the rungs before. From the last rung every usable arm goes
+        on to the check run, where there is one, and none is promoted before it.
+        """
         rung = self.rungs[number]
         num_scored = draws_to_score(rung, self.rungs, self.max_draws)
         self.reporter.start(
@@ -107,6 +132,7 @@ class Halving:
         )
         compile_s = self.bench.compile(arm.hyperparameters.batch_size for arm in arms)
         scorer_compile_s = self.scorer.warm_up(num_scored)
+        self.bench.calibrate(arm.hyperparameters for arm in arms)
         after: list[Arm] = []
         records: list[ArmRecord] = []
         values: list[float] = []
@@ -125,9 +151,65 @@ class Halving:
                 best = record
             self.reporter.update(rung.seconds, self.describe(best))
         self.reporter.finish()
-        promoted = promote(values, rung.num_promoted)
+        is_last = number == len(self.rungs) - 1
+        if is_last and self.checks:
+            return [after[index] for index in promote(values, len(values))], records
+        num_extra = 0
+        if self.keep_ties and not is_last:
+            left_s = unspent_s(self.rungs, [*earlier, *records])
+            num_extra = int(left_s // self.rungs[number + 1].seconds)
+        errors = [record.reward_std_error for record in records]
+        promoted = promote_ties(values, errors, rung.num_promoted, num_extra)
+        if len(promoted) > rung.num_promoted:
+            self.reporter.message(
+                f"{len(promoted) - rung.num_promoted} more arms go on: they cannot be told from "
+                f"the last promoted, and failed arms left {left_s:.3g} s"
+            )
         records = [r._replace(promoted=index in promoted) for index, r in enumerate(records)]
         return [after[index] for index in promoted], records
+
+    def check(self, arms: Sequence[Arm], records: Sequence[ArmRecord]) -> list[ArmRecord]:
+        """The records with the first of ``arms`` promoted that stays stable in a longer run.
+
+        Those before it, best first, get the status and the reason of what became of them.
+        """
+        records = list(records)
+        place = {record.arm: index for index, record in enumerate(records)}
+        for arm in arms:
+            index = place[arm.index]
+            verdict = self.check_arm(arm)
+            if verdict is None:
+                records[index] = records[index]._replace(promoted=True)
+                break
+            reason = (
+                f"{self.reward.name} {records[index].reward:.4g}, but in a check run of "
+                f"{self.check_s:.3g} s: {verdict.reason}"
+            )
+            records[index] = records[index]._replace(
+                status=verdict.status, reason=reason, reward=math.nan, reward_std_error=math.nan
+            )
+            self.reporter.message(f"arm {arm.index} is dropped for the next best: {reason}")
+        return records
+
+    def check_arm(self, arm: Arm) -> Verdict | None:
+        """Continue an arm for ``check_s`` seconds; why it cannot win, or None."""
+        assert self.guards is not None
+        assert arm.chain is not None
+        self.reporter.start(f"check run: arm {arm.index}, {self.check_s:.3g} s", self.check_s, "s")
+        program, _ = self.bench.program(arm.hyperparameters.batch_size)
+        chain = arm.chain.without_draws()
+        before_s = chain.elapsed_s
+        place = f"check, arm {arm.index}"
+        chain = self.bench.pace.run(program, chain, self.check_s, place, self.bench.clock)
+        self.bench.seconds.check += chain.elapsed_s - before_s
+        self.reporter.update(self.check_s)
+        self.reporter.finish()
+        failed = failure(chain)
+        if failed is not None:
+            # Too slow to make two draws is no sign of anything: the arm was scored on others.
+            return None if failed[0] == "no_draws" else Verdict(*failed)
+        positions, _ = chain.thinned(max(self.max_draws, FEWEST_CHECKED))
+        return self.guards.drift(positions)
 
     def run_arm(self, arm: Arm, number: int, rung: Rung, num_scored: int) -> tuple[Arm, ArmRecord]:
         """Continue one arm for the rung's seconds and score it."""
@@ -141,12 +223,15 @@ class Halving:
                 key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), number)
                 chain = program.start(key, position, arm.hyperparameters)
             before_s = chain.elapsed_s
-            chain = advance(program, chain, Budget(seconds=rung.seconds), self.bench.clock)
+            place = f"rung {number}, arm {arm.index}"
+            chain = self.bench.pace.run(program, chain, rung.seconds, place, self.bench.clock)
             self.bench.seconds.sampling += chain.elapsed_s - before_s
             chain = chain.compact(2 * num_scored)
             arm = replace(arm, chain=chain)
             key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), 1000 + number)
-            score = self.scorer.score(chain, num_scored, key, rung.seconds)
+            whole_s = sum(rung.seconds for rung in self.rungs)
+            lifetimes = whole_s / max(arm.elapsed_s, 1e-9)
+            score = self.scorer.score(chain, num_scored, key, rung.seconds, lifetimes)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -186,6 +271,9 @@ def tune(
     rng_key: Array,
     store: Checkpoints | None = None,
     reporter: Reporter | None = None,
+    guards: Guards | None = None,
+    check_s: float = 0.0,
+    keep_ties: bool = False,
 ) -> Tuning:
     """Run MAMBA and return the records of all rungs and the winner.
 
@@ -212,10 +300,18 @@ def tune(
         Where finished rungs are kept. A tuning that finds rungs there goes on after them.
     reporter
         Told which rung, how many arms and the best so far.
+    guards
+        What an arm must pass before its reward counts; None: finite draws that differ.
+    check_s
+        Seconds of the check run of the winner, on top of T; 0, or no guards: none.
+    keep_ties
+        Whether unspent seconds keep ties of the last promoted arm alive.
     """
     reporter = reporter or SilentReporter()
     rungs = schedule(len(arms), reduction_factor, longest_arm_s)
-    halving = Halving(bench, reward, rungs, max_draws, score_on, rng_key, reporter)
+    halving = Halving(
+        bench, reward, rungs, max_draws, score_on, rng_key, reporter, guards, check_s, keep_ties
+    )
     everyone = [Arm(index, hyperparameters) for index, hyperparameters in enumerate(arms)]
     records, surviving, first = _resume(store, bench, everyone)
     if first:
@@ -227,7 +323,7 @@ def tune(
     for number in range(first, len(rungs)):
         if not surviving:
             break
-        surviving, of_rung = halving.run_rung(number, surviving)
+        surviving, of_rung = halving.run_rung(number, surviving, records)
         records = records + of_rung
         if store is not None:
             store.write_tuning(records)
@@ -237,8 +333,19 @@ def tune(
             f"no arm of rung {records[-1].rung + 1}/{len(rungs)} was usable: the tuning ends "
             f"without a winner"
         )
-    winners = [r for r in records if r.rung == len(rungs) - 1 and r.promoted]
-    return Tuning(records, winners[0] if winners else None)
+    elif halving.checks:
+        records = halving.check(surviving, records)
+    return finished(records, len(rungs), halving.scorer.sign)
+
+
+def finished(records: Sequence[ArmRecord], num_rungs: int, sign: float) -> Tuning:
+    """The tuning that these records of all rungs are, with the set of arms that may be the best.
+
+    ``sign`` times the reward gives a number of which lower is better.
+    """
+    marked = mark_best_set(records, sign)
+    winners = [r for r in marked if r.rung == num_rungs - 1 and r.promoted]
+    return Tuning(marked, winners[0] if winners else None)
 
 
 def _save(store: Checkpoints, bench: Workbench, next_rung: int, arms: Sequence[Arm]) -> None:

@@ -14,25 +14,32 @@ import numpy as np
 from mamba_cli.chain import Chain
 from mamba_cli.errors import NothingUsableError, first_line, is_out_of_memory
 from mamba_cli.gradients import CHUNKS
+from mamba_cli.tuners.guards import Guards
 from mamba_cli.types import (
+    AccumulatedReward,
     AnyReward,
     ArmRecord,
     Array,
     Hyperparameters,
     PredictiveReward,
+    Scored,
     ScoredDraws,
 )
 from mamba_cli.workbench import Workbench
 
 
 class Score(NamedTuple):
-    """``reward`` is NaN unless ``status`` is ok; ``reward_s`` includes the gradients."""
+    """``reward`` is NaN unless ``status`` is ok; ``reward_s`` includes the gradients.
+
+    ``std_error`` is the reward's own, NaN where it gives none.
+    """
 
     reward: float
     num_scored: int
     reward_s: float
     status: str
     reason: str
+    std_error: float = math.nan
 
 
 def record_of(
@@ -65,6 +72,7 @@ def record_of(
         status=score.status,
         reason=score.reason,
         promoted=False,
+        reward_std_error=score.std_error,
     )
 
 
@@ -94,6 +102,7 @@ class Scorer:
 
     bench: Workbench
     reward: AnyReward
+    guards: Guards | None = None
 
     @property
     def sign(self) -> float:
@@ -113,14 +122,16 @@ class Scorer:
         noise = rng.standard_normal((num_draws, len(bench.start))).astype(np.float32)
         positions = bench.start + np.float32(1e-3) * noise
         try:
-            if isinstance(self.reward, PredictiveReward):
+            if isinstance(self.reward, AccumulatedReward):
+                pass
+            elif isinstance(self.reward, PredictiveReward):
                 self.reward(bench.model, partial(bench.posterior_predictive, positions))
             else:
                 if self.reward.gradients == "full":
                     # One chunk of each size that so many draws, or a slow arm's, are cut to.
                     for size in sorted({min(chunk, num_draws) for chunk in CHUNKS}):
                         bench.scores(np.repeat(bench.start[None], size, axis=0))
-                self.reward(_draws(positions, -noise, jax.random.key(0)))
+                self.reward(self._draws(positions, -noise, jax.random.key(0)))
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -133,9 +144,17 @@ class Scorer:
         return elapsed_s
 
     def score(
-        self, chain: Chain, num_draws: int, rng_key: Array, budget_s: float | None = None
+        self,
+        chain: Chain,
+        num_draws: int,
+        rng_key: Array,
+        budget_s: float | None = None,
+        lifetimes: float = 1.0,
     ) -> Score:
-        """The reward of ``chain`` on at most ``num_draws`` thinned draws."""
+        """The reward of ``chain`` on at most ``num_draws`` thinned draws.
+
+        ``lifetimes`` is how many times as long an arm runs that reaches the end.
+        """
         bench, began = self.bench, self.bench.clock()
         failed = failure(chain, budget_s)
         if failed is not None:
@@ -144,26 +163,37 @@ class Scorer:
         if is_constant(positions):
             reason = f"all {chain.num_draws} draws are equal: the step size is too small to move"
             return Score(math.nan, 0, bench.clock() - began, "frozen", reason)
-        if isinstance(self.reward, PredictiveReward):
-            gradients_s = 0.0
+        if self.guards is not None:
+            verdict = self.guards.verdict(positions, num_steps=chain.num_steps, lifetimes=lifetimes)
+            if verdict is not None:
+                elapsed_s = bench.clock() - began
+                bench.seconds.reward += elapsed_s
+                return Score(math.nan, 0, elapsed_s, *verdict)
+        gradients_s, num_scored = 0.0, len(positions)
+        given: float | Scored
+        if isinstance(self.reward, AccumulatedReward):
+            assert bench.whitening is not None
+            given, num_scored = self.reward(chain.block_sums(), bench.whitening), chain.num_draws
+        elif isinstance(self.reward, PredictiveReward):
             predict = partial(bench.posterior_predictive, positions)
-            value = float(self.reward(bench.model, predict))
+            given = self.reward(bench.model, predict)
         else:
             if self.reward.gradients == "full":
                 scores = bench.scores(positions)
             gradients_s = bench.clock() - began
-            value = float(self.reward(_draws(positions, scores, rng_key)))
+            given = self.reward(self._draws(positions, scores, rng_key))
+        value, std_error = given if isinstance(given, Scored) else (float(given), math.nan)
         elapsed_s = bench.clock() - began
         bench.seconds.gradients += gradients_s
         bench.seconds.reward += elapsed_s - gradients_s
         if not math.isfinite(value):
             reason = f"{self.reward.name} is {value} on draws as far as {_reach(chain, positions)}"
-            return Score(math.nan, len(positions), elapsed_s, "diverged", reason)
-        return Score(value, len(positions), elapsed_s, "ok", "")
+            return Score(math.nan, num_scored, elapsed_s, "diverged", reason)
+        return Score(value, num_scored, elapsed_s, "ok", "", std_error)
 
-
-def _draws(positions: np.ndarray, scores: np.ndarray, rng_key: Array) -> ScoredDraws:
-    return ScoredDraws(jnp.asarray(positions), jnp.asarray(scores), rng_key)
+    def _draws(self, positions: np.ndarray, scores: np.ndarray, rng_key: Array) -> ScoredDraws:
+        whitening = self.bench.whitening
+        return ScoredDraws(jnp.asarray(positions), jnp.asarray(scores), rng_key, whitening)
 
 
 def _reach(chain: Chain, positions: np.ndarray) -> str:

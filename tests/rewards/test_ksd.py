@@ -11,7 +11,7 @@ import pytest
 from mamba_cli.errors import ConfigError
 from mamba_cli.rewards import KernelSteinDiscrepancy, ksd
 from mamba_cli.rewards.draws import bucket_size
-from mamba_cli.types import Reward, ScoredDraws
+from mamba_cli.types import Reward, Scored, ScoredDraws
 
 # The package's attribute of this name is the function; the module is found by its full name.
 ksd_module = import_module("mamba_cli.rewards.ksd")
@@ -299,7 +299,8 @@ def test_reward_is_the_discrepancy():
     assert (reward.name, reward.gradients, reward.higher_is_better) == ("ksd", "stochastic", False)
     positions, scores = (jnp.asarray(array) for array in gaussian_draws(23, 30, 2))
     value = reward(ScoredDraws(positions, scores, jax.random.key(0)))
-    assert value == ksd(positions, scores, c=0.5, beta=-0.3)
+    assert isinstance(value, Scored)
+    assert value.value == ksd(positions, scores, c=0.5, beta=-0.3)
 
 
 @pytest.mark.parametrize(

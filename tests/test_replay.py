@@ -1,0 +1,145 @@
+"""A run repeated from its folder: the same bits, or what differs and exit code 4."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+from test_run import NO_TRUTH, folder_of, kill_when
+
+from mamba_cli import artifacts, replay
+from mamba_cli.errors import ConfigError, DataError, NothingUsableError
+from mamba_cli.run import run
+
+Composed = Callable[..., DictConfig]
+TWO = [*NO_TRUTH, "evaluation.num_repeats=2", "evaluation.burn_in_fraction=0.2"]
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Iterator[Composed]:
+    with initialize_config_module("mamba_cli.conf", version_base="1.3"):
+        yield lambda *overrides: compose(
+            "config", overrides=[f"results_dir={tmp_path}", *overrides]
+        )
+
+
+def repeat(composed: Composed, folder: Path, *overrides: str) -> Path:
+    given = [f"replay={folder}", *overrides]
+    cfg = replay.configuration_of(folder, given, composed(*given))
+    run(cfg)
+    return Path(cfg.run_dir)
+
+
+def without_seconds(path: Path) -> list[dict[str, str]]:
+    _, rows = artifacts.read_table(path)
+    return [{k: v for k, v in row.items() if k not in replay.SECONDS} for row in rows]
+
+
+@pytest.fixture(params=["wall", "calibrated"])
+def finished(request: pytest.FixtureRequest, composed: Composed, tmp_path: Path) -> Path:
+    """A run's folder; by the wall clock, of one that was killed in its tuning and taken up."""
+    overrides = [*TWO, f"budget.clock={request.param}"]
+    folder = folder_of(tmp_path)
+    if request.param == "wall":
+        overrides.append("tuner.longest_arm_s=0.4")
+        kill_when(tmp_path, overrides, lambda: (folder / "tuning.csv").exists())
+        assert not (folder / "best.json").exists()
+    run(composed(*overrides))
+    return folder
+
+
+def test_a_run_is_repeated_bit_for_bit_and_what_differs_is_named(
+    composed: Composed, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, here = finished, repeat(composed, finished)
+    assert here == there.with_name("seed-0-replay")
+    assert "identical, seconds apart" in capsys.readouterr().out
+    for name in ("tuning.csv", "metrics.csv"):
+        assert without_seconds(there / name) == without_seconds(here / name)
+        assert len(without_seconds(here / name)) > 1
+    assert (there / "best.json").read_bytes() == (here / "best.json").read_bytes()
+    moments = [artifacts.read_arrays(f / "moments.npz") for f in (there, here)]
+    assert moments[0] is not None
+    assert moments[1] is not None
+    assert moments[0][0]["std"].shape == (2, 3)
+    for name, array in moments[0][0].items():
+        assert array.tobytes() == moments[1][0][name].tobytes()
+    # The ledger of the repetition is the ledger of the run.
+    ledgers = [json.loads((f / "steps.json").read_text()) for f in (there, here)]
+    assert ledgers[0]["dispatches"] == ledgers[1]["dispatches"]
+    assert ledgers[1]["clock"] == "replay"
+    if ledgers[0]["clock"] == "calibrated":
+        check_equal_steps(there, ledgers[0]["costs_s"])
+    else:
+        check_that_what_differs_is_named(composed, there)
+
+
+def check_equal_steps(folder: Path, costs: dict[str, float]) -> None:
+    """Arms of one shape and rung have the steps that their seconds buy, whatever they took."""
+    first = [row for row in without_seconds(folder / "tuning.csv") if row["rung"] == "0"]
+    usable = [row for row in first if row["status"] == "ok"]
+    assert list(costs) == ["n=40 of 400, L=1"]
+    bought = round(float(first[0]["budget_s"]) / costs["n=40 of 400, L=1"])
+    assert {int(row["num_steps"]) for row in usable} == {bought}
+
+
+def check_that_what_differs_is_named(composed: Composed, there: Path) -> None:
+    table = (there / "tuning.csv").read_text()
+    reward = artifacts.read_table(there / "tuning.csv")[1][3]["reward"]
+    (there / "tuning.csv").write_text(table.replace(reward, "0.125"))
+    with pytest.raises(NothingUsableError) as failed:
+        repeat(composed, there)
+    said = str(failed.value)
+    assert failed.value.exit_code == 4
+    assert f"tuning.csv, row 4, reward: there 0.125, here {reward}" in said
+    assert "the versions and the machine are the same" in said
+
+
+def test_moments_that_differ_are_named(tmp_path: Path) -> None:
+    for name, shift in (("there", 0.0), ("here", 0.5)):
+        arrays = {"mean": np.array([[1.0 + shift, np.nan]]), "std": np.ones((1, 2))}
+        artifacts.write_arrays(tmp_path / name / "moments.npz", arrays, {})
+    found = replay.differences(tmp_path / "there", tmp_path / "here")
+    assert found == ["moments.npz, mean: as far as 0.5 apart"]
+
+
+def test_another_version_is_said_whether_or_not_the_bits_are_the_same(tmp_path: Path) -> None:
+    for name, version in (("there", "0.1"), ("here", "0.2")):
+        artifacts.write_json(tmp_path / name / "provenance.json", {"versions": {"jax": version}})
+    same, lines = replay.verdict(tmp_path / "there", tmp_path / "here")
+    assert same
+    assert lines[1:] == ["made otherwise: versions.jax: there 0.1, here 0.2"]
+
+
+def test_only_folders_may_be_given_with_replay(composed: Composed, tmp_path: Path) -> None:
+    given = [f"replay={tmp_path}", "seed=3"]
+    with pytest.raises(ConfigError, match=r"seed cannot be given with replay=.*run_dir, results"):
+        replay.configuration_of(tmp_path, given, composed(*given))
+
+
+def test_a_folder_without_a_run_is_refused(composed: Composed, tmp_path: Path) -> None:
+    given = [f"replay={tmp_path / 'nothing'}"]
+    with pytest.raises(ConfigError, match="must be the folder of a run"):
+        replay.configuration_of(tmp_path / "nothing", given, composed(*given))
+
+
+def test_a_run_is_not_repeated_over_itself(composed: Composed, tmp_path: Path) -> None:
+    artifacts.write_json(tmp_path / "provenance.json", {"config": {"seed": 0}})
+    given = [f"replay={tmp_path}", f"run_dir={tmp_path}/."]
+    with pytest.raises(ConfigError, match="is the run that is repeated"):
+        replay.configuration_of(tmp_path, given, composed(*given))
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json"])
+def test_a_run_without_a_sound_ledger_cannot_be_repeated(tmp_path: Path, content: Any) -> None:
+    if content is not None:
+        (tmp_path / "steps.json").write_text(content)
+    with pytest.raises(DataError, match=re.escape("steps.json")):
+        replay.pace_of("wall", tmp_path / "new", tmp_path)
