@@ -285,6 +285,8 @@ class Run:
         self.ledger.data_digests[self.settings.model] = model.digest
         if isinstance(self.parts.reward, PredictiveReward):
             self.parts.reward.check(model)
+        if isinstance(self.settings.tuner, GridSettings):
+            _check_metric(model, self.settings.tuner.metric)
         with self.ledger.stage("map"):
             estimate = self.find_map(model)
             self.ledger.map = _without_position(estimate)
@@ -595,6 +597,17 @@ class Run:
     def _stage(self, name: str, detail: str) -> None:
         self.stage_number += 1
         self.console.stage(self.stage_number, 1 + len(self.stages), name, detail)
+
+
+def _check_metric(model: Model, metric: str) -> None:
+    """Refuse a grid search for a metric that a user's model has no test part for."""
+    start = model.initial_position(jax.random.key(0))
+    known = model.predictive_metrics(jax.jit(model.predict)(start, model.test_inputs))
+    if metric not in known:
+        has = ", ".join(known) or "none: it has no test_data"
+        raise ConfigError(
+            f"tuner.metric={metric!r}: model {model.name} has no such metric; it has {has}."
+        )
 
 
 def _map_settings(search: MapSearchSettings) -> MapSettings:

@@ -99,19 +99,23 @@ def factorisation(row, column, value=None, num_rows=12, num_columns=10):
         numpyro.sample("value", dist.Normal(left[row] * right[column], sigma), obs=value)
 
 
-def network(x, y=None, num_hidden=3):
-    """A network with one small hidden layer, hidden units in order of their biases."""
+def network(x, y=None, num_hidden=4):
+    """A network with one small hidden layer.
+
+    Its weights are not identified (units can change places and signs); the curve that it draws
+    is, at five inputs.
+    """
     first = numpyro.sample("first", dist.Normal(0, 1).expand([num_hidden]).to_event(1))
-    ordered = dist.TransformedDistribution(
-        dist.Normal(0, 1).expand([num_hidden]).to_event(1), dist.transforms.OrderedTransform()
-    )
-    biases = numpyro.sample("biases", ordered)
-    # Positive slopes: a unit and its mirror image would fit equally well.
+    biases = numpyro.sample("biases", dist.Normal(0, 1).expand([num_hidden]).to_event(1))
     last = numpyro.sample("last", dist.Normal(0, 1).expand([num_hidden]).to_event(1))
     sigma = numpyro.sample("sigma", dist.HalfNormal(1))
-    hidden = jnp.tanh(x[:, None] * jnp.exp(0.3 * first) * 2 + 2 * biases)
+
+    def curve(at):
+        return jnp.tanh(at[:, None] * first + biases) @ last
+
+    numpyro.deterministic("curve", curve(jnp.linspace(-2.0, 2.0, 5)))
     with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Normal(hidden @ last, sigma), obs=y)
+        numpyro.sample("y", dist.Normal(curve(x), sigma), obs=y)
 
 
 def ordinal(x, rating=None, num_levels=4):
@@ -129,11 +133,12 @@ def ordinal(x, rating=None, num_levels=4):
 
 
 class Example(NamedTuple):
-    """A model, how its data are simulated, and its constants."""
+    """A model, how its data are simulated, its constants, and what of it is identified."""
 
     model: Callable[..., None]
     simulate: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
     kwargs: dict[str, Any]
+    identified: tuple[str, ...] = ()  # all parameters where it is empty
 
 
 def _covariates(rng: np.random.Generator, num_rows: int, dim: int = 3) -> np.ndarray:
@@ -188,8 +193,7 @@ def _factorisation_data(rng: np.random.Generator, num_rows: int) -> dict[str, np
 
 def _network_data(rng: np.random.Generator, num_rows: int) -> dict[str, np.ndarray]:
     x = rng.uniform(-2, 2, num_rows)
-    mean = np.tanh(2 * x - 2.5) - 0.8 * np.tanh(2 * x) + 0.6 * np.tanh(2 * x + 2.5)
-    return {"x": x, "y": mean + 0.2 * rng.standard_normal(num_rows)}
+    return {"x": x, "y": np.sin(1.5 * x) + 0.3 * rng.standard_normal(num_rows)}
 
 
 def _ordinal_data(rng: np.random.Generator, num_rows: int) -> dict[str, np.ndarray]:
@@ -207,7 +211,7 @@ MODELS = {
     "hierarchical": Example(hierarchical, _hierarchical_data, {"num_groups": 8}),
     "mixture": Example(mixture, _mixture_data, {}),
     "factorisation": Example(factorisation, _factorisation_data, {}),
-    "network": Example(network, _network_data, {"num_hidden": 3}),
+    "network": Example(network, _network_data, {"num_hidden": 4}, ("curve", "sigma")),
     "ordinal": Example(ordinal, _ordinal_data, {"num_levels": 4}),
 }
 

@@ -133,7 +133,7 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
     Parameters
     ----------
     data
-        A pytree of arrays (or of what NumPy makes arrays of).
+        A pytree of arrays, or of nested lists of numbers.
     source
         Where it comes from, for messages: ``data.npz``, ``my_model.py, data``.
 
@@ -143,7 +143,7 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
         There is no array or no row; lengths differ; a value is not a finite number (its row and
         column are named), or does not fit single precision; all of it does not fit into memory.
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(data)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(data, is_leaf=_is_list_of_numbers)
     named = [(_name_of(path), _as_array(leaf, _name_of(path), source)) for path, leaf in leaves]
     if not named:
         raise DataError(f"{source}: there is no array in it; expected at least one.")
@@ -164,6 +164,11 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
     _check_memory([array for _, array in named], source)
     converted = [_converted(array, name, source) for name, array in named]
     return jax.tree_util.tree_unflatten(structure, converted)
+
+
+def _is_list_of_numbers(node: Any) -> bool:
+    """Whether a list is an array written out, and not a structure of arrays."""
+    return isinstance(node, list) and all(isinstance(item, int | float | list) for item in node)
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -154,19 +154,19 @@ def from_numpyro(
     code = getattr(inspect.unwrap(model), "__code__", None)
     call = guarded(model, label, getattr(code, "co_filename", None))
     posterior = _Posterior(call, constants, _study(call, rows, constants, label), label)
+    start = posterior.start_fn(rows)
+    posterior = posterior.checked_rows_apart(rows, start(jax.random.key(0)))
     own = OwnModel(
         name=name,
         dim=posterior.layout.dim,
         data=rows,
         prior=partial(posterior.log_prior, _first(rows, 1)),
         row_likelihoods=posterior.row_likelihoods,
-        start=partial(posterior.start, rows),
+        start=start,
         named=partial(posterior.named, _first(rows, 1)),
         test_inputs=_test_rows(model, test_data, rows, label, data_label),
     )
-    own = checked(own, (f"{label}: the start", f"{label}: the prior", f"{label}: the likelihood"))
-    posterior.check_rows_are_independent(rows)
-    return own
+    return checked(own, (f"{label}: the start", f"{label}: the prior", f"{label}: the likelihood"))
 
 
 class Layout(NamedTuple):
@@ -175,7 +175,7 @@ class Layout(NamedTuple):
     unravel: Callable[[Array], dict[str, Array]]
     dim: int
     plates: frozenset[str]  # the data plates
-    deterministic: tuple[str, ...]  # sites that are functions of the parameters alone
+    deterministic: dict[str, tuple[int, ...]]  # shapes of deterministic sites, with all rows
 
 
 class _OfRows(Messenger):
@@ -206,6 +206,7 @@ class _Posterior:
     kwargs: Mapping[str, Any]
     layout: Layout
     label: str
+    reported: tuple[str, ...] = ()  # deterministic sites
 
     def trace(
         self, position: Array, rows: Rows
@@ -258,35 +259,38 @@ class _Posterior:
     def named(self, row: Rows, position: Array) -> dict[str, Array]:
         """Latent sites, constrained, and deterministic sites of the parameters, by name."""
         trace, _, _ = self.trace(position, row)
-        names = [*self.layout.unravel(position), *self.layout.deterministic]
+        names = [*self.layout.unravel(position), *self.reported]
         return {name: trace[name]["value"] for name in trace if name in names}
 
-    def start(self, rows: Rows, rng_key: Array) -> Array:
-        """The first of some random positions at which prior and likelihood are finite."""
-        some = _first(rows, 1024)
+    def start_fn(self, rows: Rows) -> Callable[[Array], Array]:
+        """A key to the first of some random positions where prior and likelihood are finite."""
+        some, row = _first(rows, 1024), _first(rows, 1)
 
         @jax.jit
         def finite(position: Array) -> Array:
-            prior = self.log_prior(_first(rows, 1), position)
+            prior = self.log_prior(row, position)
             return jnp.isfinite(prior + jnp.sum(self.row_likelihoods(position, some)))
 
-        for attempt in range(NUM_STARTS):
-            key = jax.random.fold_in(rng_key, attempt)
-            position = jax.random.uniform(
-                key, (self.layout.dim,), minval=-START_RADIUS, maxval=START_RADIUS
-            )
-            if finite(position):
-                break
-        return position
+        def start(rng_key: Array) -> Array:
+            for attempt in range(NUM_STARTS):
+                position = _uniform(jax.random.fold_in(rng_key, attempt), self.layout.dim)
+                if finite(position):
+                    break
+            return position
 
-    def check_rows_are_independent(self, rows: Rows) -> None:
-        """Refuse a model whose prior, or likelihood of a row, depends on the other rows."""
-        position = self.start(rows, jax.random.key(1))
+        return start
+
+    def checked_rows_apart(self, rows: Rows, position: Array) -> _Posterior:
+        """This posterior, once rows have proved independent, with the sites that it reports.
+
+        Raises
+        ------
+        ConfigError
+            The prior, or the likelihood of a row, depends on the other rows.
+        """
         some = _first(rows, min(NUM_COMPARED, _length(rows)))
-        single = jax.tree.map(lambda leaf: leaf[:, None], some)
-        together = np.asarray(jax.jit(self.row_likelihoods)(position, some))
-        one_by_one = jax.vmap(self.row_likelihoods, in_axes=(None, 0))
-        alone = np.asarray(jax.jit(one_by_one)(position, single))[:, 0]
+        found = jax.tree.map(np.asarray, jax.jit(self._apart)(position, some))
+        together, alone, priors = found["together"], found["alone"], found["priors"]
         if not np.allclose(together, alone, rtol=1e-3, atol=1e-3):
             raise ConfigError(
                 f"{self.label}: the log likelihood of rows together is {together}, and one at a "
@@ -294,13 +298,39 @@ class _Posterior:
                 "computes something of all rows (a mean, a count), compute it beforehand and pass "
                 "it by model.kwargs."
             )
-        of_rows = jax.jit(jax.vmap(self.log_prior, in_axes=(0, None)))(single, position)
-        priors = np.append(of_rows, jax.jit(self.log_prior)(some, position))
         if not np.allclose(priors, priors[0], rtol=1e-4, atol=1e-4):
             raise ConfigError(
                 f"{self.label}: the prior depends on the rows (its log density is {priors} for "
                 "different ones); compute what it needs beforehand and pass it by model.kwargs."
             )
+        # A deterministic site is worth reporting where it is the same whatever the rows.
+        reported = tuple(
+            name
+            for name, values in found["deterministic"].items()
+            if values.shape[1:] == self.layout.deterministic[name] and (values == values[0]).all()
+        )
+        return replace(self, reported=reported)
+
+    def _apart(self, position: Array, some: Rows) -> dict[str, PyTree]:
+        """Densities of some rows together and one at a time, and deterministic sites of each."""
+        single = jax.tree.map(lambda leaf: leaf[:, None], some)
+
+        def of_one(row: Rows) -> tuple[Array, Array, dict[str, Array]]:
+            trace, _, _ = self.trace(position, row)
+            values = {name: jnp.asarray(trace[name]["value"]) for name in self.layout.deterministic}
+            return self.row_likelihoods(position, row)[0], self.log_prior(row, position), values
+
+        alone, priors, values = jax.vmap(of_one)(single)
+        return {
+            "together": self.row_likelihoods(position, some),
+            "alone": alone,
+            "priors": jnp.append(priors, self.log_prior(some, position)),
+            "deterministic": values,
+        }
+
+
+def _uniform(rng_key: Array, dim: int) -> Array:
+    return jax.random.uniform(rng_key, (dim,), minval=-START_RADIUS, maxval=START_RADIUS)
 
 
 def _study(call: Callable[..., Any], rows: Rows, kwargs: Mapping[str, Any], label: str) -> Layout:
@@ -328,11 +358,21 @@ def _study(call: Callable[..., Any], rows: Rows, kwargs: Mapping[str, Any], labe
         for frame in site["cond_indep_stack"]
         if frame.size == num_rows
     )
-    deterministic = _of_parameters_alone(call, rows, kwargs, plates, sites)
+    deterministic = {
+        name: tuple(site["value"].shape)
+        for name, site in sites.items()
+        if site["type"] == "deterministic"
+    }
     return Layout(unravel, len(flat), plates, deterministic)
 
 
 def _refuse_untreatable(trace: Mapping[str, Site], num_rows: int, label: str) -> None:
+    for site in trace.values():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise ConfigError(
+                f"{label}: plate {site['name']} takes its own subsample ({site['args'][1]} of "
+                f"{site['args'][0]}); leave subsample_size out, minibatches are drawn for it."
+            )
     observed = [site for site in trace.values() if _is_observed(site)]
     if not observed:
         raise ConfigError(
@@ -366,11 +406,6 @@ def _refuse_site(site: Site, data_plates: set[str], num_rows: int, label: str) -
             f"{label}: site {name} is a numpyro.param, which is optimised and not sampled; give it "
             "a prior, as numpyro.sample, or a value, by model.kwargs."
         )
-    if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
-        raise ConfigError(
-            f"{label}: plate {name} takes its own subsample ({site['args'][1]} of "
-            f"{site['args'][0]}); leave subsample_size out, minibatches are drawn for it."
-        )
     if not _is_latent(site):
         return
     if site["fn"].support.is_discrete:
@@ -386,31 +421,6 @@ def _refuse_site(site: Site, data_plates: set[str], num_rows: int, label: str) -
             f"{label}: site {name} is a latent variable {where}; a minibatch holds a part of the "
             "rows, so every parameter must be global. Integrate it out, or index a global vector."
         )
-
-
-def _of_parameters_alone(
-    call: Callable[..., Any],
-    rows: Rows,
-    kwargs: Mapping[str, Any],
-    plates: frozenset[str],
-    sites: Mapping[str, Site],
-) -> tuple[str, ...]:
-    """Deterministic sites that are the same whatever the rows: those worth reporting."""
-    names = [name for name, site in sites.items() if site["type"] == "deterministic"]
-    if not names:
-        return ()
-    ends = [_first(rows, 1), jax.tree.map(lambda leaf: leaf[-1:], rows)]
-    found = []
-    for row in ends:
-        seeded = handlers.seed(_OfRows(call, plates, 1), 0)
-        trace = handlers.trace(seeded).get_trace(**row, **kwargs)
-        found.append({name: np.asarray(trace[name]["value"]) for name in names})
-    return tuple(
-        name
-        for name in names
-        if found[0][name].shape == sites[name]["value"].shape
-        and np.array_equal(found[0][name], found[1][name])
-    )
 
 
 def _is_observed(site: Site) -> bool:

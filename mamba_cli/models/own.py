@@ -229,7 +229,8 @@ def checked(model: OwnModel, functions: tuple[str, str, str]) -> OwnModel:
     """
     of_start, of_prior, of_likelihood = functions
     position = model.start(jax.random.key(0))
-    prior, slope = jax.jit(jax.value_and_grad(model.prior))(position)
+    some = jax.tree.map(lambda leaf: leaf[:ROWS_PER_CHECK], model.data)
+    prior, slope, slopes = jax.jit(partial(_slopes, model))(position, some)
     if not np.isfinite(float(prior)):
         raise ConfigError(
             f"{of_prior}: is {float(prior)} at the start that {of_start} gives; expected a finite "
@@ -243,8 +244,6 @@ def checked(model: OwnModel, functions: tuple[str, str, str]) -> OwnModel:
             f"the start that {of_start} gives, and so for {len(bad):,} of {len(rows):,} rows; "
             "expected finite numbers."
         )
-    some = jax.tree.map(lambda leaf: leaf[:ROWS_PER_CHECK], model.data)
-    slopes = jax.jit(jax.grad(model.log_likelihood))(position, some)
     for name, gradient in ((of_prior, slope), (of_likelihood, slopes)):
         if not np.all(np.isfinite(np.asarray(gradient))):
             raise ConfigError(
@@ -253,6 +252,12 @@ def checked(model: OwnModel, functions: tuple[str, str, str]) -> OwnModel:
                 "that is not taken)."
             )
     return model
+
+
+def _slopes(model: OwnModel, position: Array, rows: PyTree) -> tuple[Array, Array, Array]:
+    """The log prior, its gradient, and that of the log likelihood of ``rows``."""
+    prior, slope = jax.value_and_grad(model.prior)(position)
+    return prior, slope, jax.grad(model.log_likelihood)(position, rows)
 
 
 def _row_values(model: OwnModel, position: Array) -> np.ndarray:

@@ -134,8 +134,8 @@ def parts_of(source: Source) -> dict[str, Any]:
     ConfigError
         A required name is missing, or is not a function.
     """
-    is_factory = callable(source.holder) and source.get("log_prior") is None
-    if is_factory:
+    is_class = isinstance(source.holder, type)
+    if is_class or (callable(source.holder) and source.get("log_prior") is None):
         made = guarded(source.holder, f"{source.label}()", source.path)()
         source = Source(made, source.label, source.path)
     for name in REQUIRED:
