@@ -309,7 +309,8 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     if "num_train" in model.values:
         tuner.points(model.values["num_train"])
     budget = root.section("budget")
-    budget.refuse_unknown(("name", "clock"))
+    budget.refuse_unknown(("name", "clock", "allow_parallel_wall_clock"))
+    budget.flag("allow_parallel_wall_clock")
     if root.get("data_dir") is not None:
         root.folder("data_dir")
     return RunSettings(

@@ -33,7 +33,7 @@ from mamba_cli.config import (
     settings_from,
 )
 from mamba_cli.console import Console, duration, size_note
-from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.errors import ConfigError, MambaError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
     best_of,
@@ -117,8 +117,16 @@ def opened(
     if model is not None:
         config["model_digest"] = model.digest
     folder = RunFolder.open(settings.run_dir, config, **_hydra())
-    with folder, folder.log(), console:
-        yield Run(cfg, settings, parts, folder, console, config, model=model, pictures=pictures)
+    with folder, folder.log():
+        try:
+            with console:
+                yield Run(
+                    cfg, settings, parts, folder, console, config, model=model, pictures=pictures
+                )
+        except Exception as error:
+            # Whoever called shows it to a person; a job of a sweep has its log alone.
+            logger.error("%s", error, exc_info=not isinstance(error, MambaError))
+            raise
 
 
 def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
