@@ -57,6 +57,9 @@ from mamba_cli.sweeps import (
 CONFIG_MODULE = "mamba_cli.conf"
 INTERRUPTED = 130
 
+LAUNCHERS = ("joblib", "ray", "submitit")
+"""Extras of the package that bring launchers of jobs side by side."""
+
 
 def main() -> None:
     """Entry point of ``mamba-run``; leaves by ``SystemExit`` with one of the codes above."""
@@ -186,7 +189,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
         raise
     except Exception as error:
         if jobs.sweep is not None:
-            _report_failed_jobs(jobs.sweep.outcomes())
+            error = _of_the_launcher(error, jobs.sweep)
         return _report(error, jobs.verbose, get_args_parser().parse_args(arguments).overrides)
     if jobs.sweep is not None:
         return _report_failed_jobs(jobs.sweep.outcomes())
@@ -224,6 +227,21 @@ def _report(
         traceback.print_exception(error)
     _say(f"{prefix}{known}")
     return known.exit_code
+
+
+def _of_the_launcher(error: Exception, sweep: Sweep) -> Exception:
+    """What ended a sweep early, after a list of the jobs that did not come to their end."""
+    outcomes = sweep.outcomes()
+    if any(outcome.overrides != UNKNOWN for outcome in outcomes):
+        _report_failed_jobs(outcomes)
+    if _as_mamba_error(error) is not None:
+        return error
+    ended = NothingUsableError(
+        f"{sweep.launcher.rpartition('.')[2]} ended early ({type(error).__name__}: "
+        f"{_first_line(error)}); what is finished is kept, and the same command does the rest"
+    )
+    ended.__cause__ = error
+    return ended
 
 
 def _fault(error: Exception) -> str:
@@ -278,6 +296,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 def _explain_missing_option(missing: str) -> str:
     group, _, option = missing.rpartition("/")
     options = group_options().get(group, [])
+    extra = option.partition("_")[0]
+    if group == "hydra/launcher" and extra in LAUNCHERS:
+        return f"{group}={option} is not installed: pip install 'mamba-cli[{extra}]'."
     if not options:
         return f"{missing}: there is no such configuration file."
     return (
