@@ -84,6 +84,7 @@ KEYS_WITHOUT_EFFECT = (
     "results_dir",
     "run_dir",
     "stages",
+    "dry_run",
     "budget.allow_parallel_wall_clock",
     "ground_truth.recompute",
     "hydra",

@@ -36,6 +36,7 @@ TOP_LEVEL_KEYS = (
     "results_dir",
     "run_dir",
     "replay",
+    "dry_run",
     "model",
     "sampler",
     "tuner",
@@ -272,6 +273,7 @@ class RunSettings:
     budget: str
     clock: str  # wall | calibrated
     replay: Path | None
+    dry_run: bool
     is_paper_size: bool
     model: str
     sampler: SamplerSettings
@@ -320,6 +322,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         run_dir=root.folder("run_dir"),
         budget=budget.text("name"),
         clock=budget.choice("clock", CLOCKS),
+        dry_run=root.flag("dry_run"),
         replay=None if root.get("replay") is None else root.folder("replay"),
         is_paper_size=_in_paper(model)
         and budget.text("name") == "paper"

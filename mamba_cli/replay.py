@@ -157,6 +157,7 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
     config = OmegaConf.create(kept)
     assert isinstance(config, DictConfig)
     config.replay = str(folder)
+    config.dry_run = False
     config.run_dir = str(folder) + "-replay"
     for key in ("run_dir", "results_dir"):
         if key in keys:

@@ -33,6 +33,7 @@ from mamba_cli.config import (
     settings_from,
 )
 from mamba_cli.console import Console, duration, size_note
+from mamba_cli.dry_run import plan
 from mamba_cli.errors import ConfigError, MambaError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
@@ -81,9 +82,28 @@ def run(cfg: DictConfig) -> None:
     StorageError
         A result could not be written.
     """
+    if settings_from(cfg).dry_run:
+        describe(cfg)
+        return
     with opened(cfg, Console()) as one:
         one.console.banner(one.settings.budget, one.settings.needs_no_size_note)
         one.go()
+
+
+def describe(cfg: DictConfig) -> None:
+    """Print what :func:`run` would do; nothing is written. Raises as it would."""
+    settings = settings_from(cfg)
+    Parts.of(cfg)
+
+    def num_train() -> int:
+        known = OmegaConf.select(cfg, "model.num_train")
+        if known is not None:
+            return int(known)
+        return int(build(cfg.model.posterior, "model.posterior").num_data)
+
+    with Console() as console:
+        lines = plan(settings, num_train)
+        console.summary(lines, f"{report.title_of(settings)}: dry run, nothing is done")
 
 
 @contextmanager
