@@ -115,7 +115,7 @@ def test_a_ray_cluster_that_loses_one_of_two_workers_ends_with_every_result(
         process = subprocess.Popen(
             command(
                 tmp_path,
-                "ray",
+                "ray_cluster",
                 f"hydra.launcher.ray.init.address='{cluster.address}'",
                 f"seed={','.join(map(str, seeds))}",
                 "tuner.longest_arm_s=1",
