@@ -48,15 +48,15 @@ def test_joblib_runs_every_job_lists_those_that_fail_and_goes_on(tmp_path: Path)
     needs("hydra_plugins.hydra_joblib_launcher")
     two = ["hydra.launcher.n_jobs=2"]
     # Every arm of a step size of 1e30 diverges.
-    failing = [*two, "seed=0,1", "tuner.grid.step_size=[1e-5],[1e30]", "run_dir=${results_dir}/"]
+    failing = [*two, "seed=0", "tuner.grid.step_size=[1e30],[1e-5]", "run_dir=${results_dir}/"]
     failing[-1] += "${seed}-${tuner.grid.step_size.0}"
     done = subprocess.run(
-        command(tmp_path, "joblib", *failing), capture_output=True, text=True, timeout=300
+        command(tmp_path, "joblib", *failing), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 4, done.stderr
-    listed = done.stderr.partition("2 of 4 jobs failed:\n")[2].splitlines()
-    assert [line.split(":")[0] for line in listed] == ["  job 2 (exit 4)", "  job 3 (exit 4)"]
-    assert set(folders(tmp_path)) == {"0-1e-05", "1-1e-05"}
+    listed = done.stderr.partition("1 of 2 jobs failed:\n")[2].splitlines()
+    assert [line.split(":")[0] for line in listed] == ["  job 0 (exit 4)"]
+    assert set(folders(tmp_path)) == {"0-1e-05"}
     cores = len(os.sched_getaffinity(0))
     for folder in folders(tmp_path).values():
         provenance = check_whole(folder)
@@ -67,13 +67,13 @@ def test_joblib_runs_every_job_lists_those_that_fail_and_goes_on(tmp_path: Path)
     assert "no arm was usable" in log
     assert not list(tmp_path.rglob(".sweep-*"))
     before = {f: (f / "metrics.csv").stat().st_mtime_ns for f in folders(tmp_path).values()}
-    more = [*two, "seed=0,1,2", "tuner.grid.step_size=[1e-5]", failing[-1]]
+    more = [*two, "seed=0,1", "tuner.grid.step_size=[1e-5]", failing[-1]]
     again = subprocess.run(
-        command(tmp_path, "joblib", *more), capture_output=True, text=True, timeout=300
+        command(tmp_path, "joblib", *more), capture_output=True, text=True, timeout=600
     )
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("nothing left to do") == 2
-    assert set(folders(tmp_path)) == {"0-1e-05", "1-1e-05", "2-1e-05"}
+    assert again.stdout.count("nothing left to do") == 1
+    assert set(folders(tmp_path)) == {"0-1e-05", "1-1e-05"}
     for folder, modified in before.items():
         assert (folder / "metrics.csv").stat().st_mtime_ns == modified
 
@@ -85,17 +85,17 @@ def test_a_job_that_is_killed_is_named_and_the_same_command_does_it(tmp_path: Pa
         command(tmp_path, "joblib", *overrides), stderr=subprocess.PIPE, text=True
     )
     lock = tmp_path / "runs" / "logreg" / "sgld" / "mamba_ksd" / "seed-1" / ".lock"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not lock.exists() or not lock.read_text():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 4
     assert "JoblibLauncher ended early" in said
     assert "the same command does the rest" in said
-    done = subprocess.run(command(tmp_path, "joblib", *overrides), timeout=300)
+    done = subprocess.run(command(tmp_path, "joblib", *overrides), timeout=600)
     assert done.returncode == 0
     assert set(folders(tmp_path)) == {"seed-0", "seed-1"}
 
@@ -107,11 +107,13 @@ def test_a_ray_cluster_that_loses_one_of_two_workers_ends_with_every_result(
     needs("ray", "hydra_plugins.hydra_ray_launcher")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         cluster.wait_for_nodes()
-        seeds = range(4)
+        seeds = range(3)
         process = subprocess.Popen(
             command(
                 tmp_path,
@@ -131,7 +133,7 @@ def test_a_ray_cluster_that_loses_one_of_two_workers_ends_with_every_result(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         cluster.remove_node(nodes[1], allow_graceful=False)
-        _, said = process.communicate(timeout=400)
+        _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
     finally:
         cluster.shutdown()
