@@ -346,7 +346,8 @@ def sample(
     sampler
         With a model: an option of the group ``sampler``.
     step_size, batch_size, num_integration_steps
-        With a model: h; n, a tenth of the rows where it is left out; L.
+        With a model: h; n, a tenth of the rows where it is left out; L, 10 where it is left out
+        and the sampler redraws its momentum.
     seconds, num_steps
         How long each chain runs: one of the two. With steps, the result depends on the seed alone.
     num_draws
@@ -381,6 +382,8 @@ def sample(
     else:
         if sampler is None or step_size is None:
             raise ConfigError("sample() of a model needs a sampler and a step_size.")
+        if batch_size is None and not isinstance(model, str):
+            batch_size = max(1, model.num_data // 10)
         given = {
             "step_size": step_size,
             "batch_size": batch_size,

@@ -35,6 +35,7 @@ import jax
 import numpy as np
 from omegaconf import OmegaConf
 
+from mamba_cli.compilation import cpu_threads
 from mamba_cli.errors import ConfigError, DataError, StorageError
 from mamba_cli.types import ArmRecord
 
@@ -83,6 +84,8 @@ KEYS_WITHOUT_EFFECT = (
     "results_dir",
     "run_dir",
     "stages",
+    "dry_run",
+    "budget.allow_parallel_wall_clock",
     "ground_truth.recompute",
     "hydra",
 )
@@ -970,16 +973,6 @@ def git_revision(package: Path | None = None) -> dict[str, Any]:
     return {"revision": revision, "dirty": None if changes is None else bool(changes)}
 
 
-def _threads() -> int:
-    """The threads of XLA's CPU pool: the cores this process may use, or NPROC where it is set."""
-    wanted = os.environ.get("NPROC", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cpu_name() -> str | None:
     """The processor's model: wall-clock budgets mean nothing without it."""
     try:
@@ -1017,7 +1010,7 @@ def machine() -> dict[str, Any]:
             "count": jax.device_count(),
         },
         "num_cores": os.cpu_count(),
-        "num_threads": _threads(),
+        "num_threads": cpu_threads(),
         "xla_flags": os.environ.get("XLA_FLAGS"),
         "prng_implementation": str(_jax_setting("jax_default_prng_impl")),
         "threefry_partitionable": bool(_jax_setting("jax_threefry_partitionable")),

@@ -44,9 +44,21 @@ from mamba_cli.errors import (
     StorageError,
     is_out_of_memory,
 )
+from mamba_cli.sweeps import (
+    THREADS,
+    UNKNOWN,
+    Outcome,
+    Sweep,
+    is_parallel,
+    planned,
+    refuse_shared_clock,
+)
 
 CONFIG_MODULE = "mamba_cli.conf"
 INTERRUPTED = 130
+
+LAUNCHERS = ("joblib", "ray", "submitit")
+"""Extras of the package that bring launchers of jobs side by side."""
 
 
 def main() -> None:
@@ -93,32 +105,24 @@ def _print_version() -> int:
 
 
 @dataclass
-class Failure:
-    """A job that failed: its number in a multirun, its overrides, and why."""
-
-    number: int
-    overrides: str
-    error: Exception
-
-
-@dataclass
 class Jobs:
     """The jobs of one command line: one, or all those of a multirun.
 
-    A failing job is recorded rather than raised, so that the others still run. In a worker
-    process of a parallel launcher it is raised, since a record made there would be lost.
+    A failing job is recorded rather than raised, so that the others still run. Under a parallel
+    launcher the record is a file of the ``sweep``, since one made in a worker would be lost.
     """
 
     verbose: bool
-    process: int = field(default_factory=os.getpid)
+    sweep: Sweep | None = None
     is_multirun: bool = False
     run_dir: Path | None = None
-    started: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    error: Exception | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self, cfg: DictConfig) -> None:
         """Run one job: what Hydra calls for each configuration."""
-        self.started += 1
+        if self.sweep is not None:
+            self.sweep.enter()
         settings = HydraConfig.get()
         self.is_multirun = settings.mode == RunMode.MULTIRUN
         # Unresolved: an override may itself hold an interpolation that leads nowhere.
@@ -128,21 +132,29 @@ class Jobs:
         number = int(settings.job.num) if self.is_multirun else 0
         if self.is_multirun:
             _say(f"job {number}: {overrides}")
-            _warn_if_parallel(str(settings.launcher.get("_target_", "")))
+        code, message = 0, ""
         try:
             cfg = self._configuration(cfg, [str(override) for override in task_overrides])
-            self.run_dir = settings_from(cfg).run_dir
+            checked = settings_from(cfg)
+            self.run_dir = checked.run_dir
+            launcher = str(settings.launcher.get("_target_", ""))
+            if self.is_multirun and is_parallel(launcher):
+                refuse_shared_clock(launcher, cfg)
             from mamba_cli.compilation import use_cache
             from mamba_cli.run import run
 
             use_cache()
             run(cfg)
         except Exception as error:
-            if os.getpid() != self.process:
-                raise
-            self.failures.append(Failure(number, overrides, error))
+            self.error = error
+            known = _as_mamba_error(error)
+            code, message = (1, _fault(error)) if known is None else (known.exit_code, str(known))
             if self.is_multirun:
                 _report(error, self.verbose, prefix=f"job {number}: ")
+        outcome = Outcome(number, overrides, code, message)
+        if self.sweep is not None:
+            self.sweep.leave(outcome)
+        self.outcomes.append(outcome)
 
     def _configuration(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         """``cfg``, or that of the run which it asks to repeat."""
@@ -159,6 +171,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
     OmegaConf.register_new_resolver("mamba_options", _options_page, replace=True)
     try:
         with _hydra_errors_raised():
+            jobs.sweep = _planned_sweep(arguments)
             hydra.main(
                 version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="config"
             )(jobs.run)()
@@ -175,12 +188,30 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if jobs.sweep is not None:
+            error = _of_the_launcher(error, jobs.sweep)
         return _report(error, jobs.verbose, get_args_parser().parse_args(arguments).overrides)
-    if not jobs.failures:
-        return 0
+    if jobs.sweep is not None:
+        return _report_failed_jobs(jobs.sweep.outcomes())
     if jobs.is_multirun:
-        return _report_failed_jobs(jobs)
-    return _report(jobs.failures[0].error, jobs.verbose)
+        return _report_failed_jobs(jobs.outcomes)
+    return 0 if jobs.error is None else _report(jobs.error, jobs.verbose)
+
+
+def _planned_sweep(arguments: Sequence[str]) -> Sweep | None:
+    """The sweep of a parallel launcher, with its number of threads set for jobs to inherit."""
+    given = get_args_parser().parse_args(arguments)
+    if not given.multirun or given.help or given.hydra_help or given.info or given.cfg:
+        return None
+    try:
+        sweep = planned(CONFIG_MODULE, given.multirun, given.overrides)
+    except (HydraException, OmegaConfBaseException):
+        return None  # Hydra composes it again, and says what is wrong
+    if sweep is not None:
+        for name in THREADS:
+            if name in sweep.environment:
+                os.environ.setdefault(name, sweep.environment[name])
+    return sweep
 
 
 def _report(
@@ -190,7 +221,7 @@ def _report(
     known = _as_mamba_error(error, overrides)
     if known is None:
         traceback.print_exception(error)
-        _say(f"{prefix}a fault of mamba-run itself: {type(error).__name__}: {error}")
+        _say(f"{prefix}{_fault(error)}")
         return 1
     if verbose:
         traceback.print_exception(error)
@@ -198,14 +229,35 @@ def _report(
     return known.exit_code
 
 
-def _report_failed_jobs(jobs: Jobs) -> int:
-    _say(f"{len(jobs.failures)} of {jobs.started} jobs failed:")
-    for failure in jobs.failures:
-        known = _as_mamba_error(failure.error)
-        code = 1 if known is None else known.exit_code
-        _say(f"  job {failure.number} (exit {code}): {failure.overrides}")
-    first = _as_mamba_error(jobs.failures[0].error)
-    return 1 if first is None else first.exit_code
+def _of_the_launcher(error: Exception, sweep: Sweep) -> Exception:
+    """What ended a sweep early, after a list of the jobs that did not come to their end."""
+    outcomes = sweep.outcomes()
+    if any(outcome.overrides != UNKNOWN for outcome in outcomes):
+        _report_failed_jobs(outcomes)
+    if _as_mamba_error(error) is not None:
+        return error
+    ended = NothingUsableError(
+        f"{sweep.launcher.rpartition('.')[2]} ended early ({type(error).__name__}: "
+        f"{_first_line(error)}); what is finished is kept, and the same command does the rest"
+    )
+    ended.__cause__ = error
+    return ended
+
+
+def _fault(error: Exception) -> str:
+    return f"a fault of mamba-run itself: {type(error).__name__}: {error}"
+
+
+def _report_failed_jobs(outcomes: Sequence[Outcome]) -> int:
+    """List the jobs that failed, and return the exit code of the first of them, or 0."""
+    failed = [outcome for outcome in outcomes if outcome.exit_code != 0]
+    if not failed:
+        return 0
+    _say(f"{len(failed)} of {len(outcomes)} jobs failed:")
+    for outcome in failed:
+        said = f": {outcome.message}" if outcome.overrides == UNKNOWN else ""
+        _say(f"  job {outcome.number} (exit {outcome.exit_code}): {outcome.overrides}{said}")
+    return failed[0].exit_code
 
 
 def _as_mamba_error(error: Exception, overrides: Sequence[str] = ()) -> MambaError | None:
@@ -244,6 +296,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 def _explain_missing_option(missing: str) -> str:
     group, _, option = missing.rpartition("/")
     options = group_options().get(group, [])
+    extra = option.partition("_")[0]
+    if group == "hydra/launcher" and extra in LAUNCHERS:
+        return f"{group}={option} is not installed: pip install 'mamba-cli[{extra}]'."
     if not options:
         return f"{missing}: there is no such configuration file."
     return (
@@ -339,11 +394,6 @@ def _options_page() -> str:
     options: Mapping[str, Sequence[str]] = group_options()
     width = max(len(group) for group in options)
     return "\n".join(f"  {group:{width}}  {', '.join(names)}" for group, names in options.items())
-
-
-def _warn_if_parallel(launcher: str) -> None:
-    if launcher and not launcher.endswith("BasicLauncher"):
-        _say("warning: budgets are seconds of wall time; jobs that run side by side share them.")
 
 
 def _is_verbose(arguments: Sequence[str]) -> bool:

@@ -26,6 +26,16 @@ def compile_quickly(lowered: Any) -> Any:
     return lowered.compile()
 
 
+def cpu_threads() -> int:
+    """The threads of XLA's CPU pool: the cores this process may use, or NPROC where it is set."""
+    wanted = os.environ.get("NPROC", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def use_cache() -> None:
     """Keep compiled programs in the user's cache folder, for this process.
 

@@ -36,6 +36,7 @@ TOP_LEVEL_KEYS = (
     "results_dir",
     "run_dir",
     "replay",
+    "dry_run",
     "model",
     "sampler",
     "tuner",
@@ -278,6 +279,7 @@ class RunSettings:
     budget: str
     clock: str  # wall | calibrated
     replay: Path | None
+    dry_run: bool
     is_paper_size: bool
     model: str
     sampler: SamplerSettings
@@ -315,7 +317,8 @@ def settings_from(cfg: DictConfig) -> RunSettings:
     if "num_train" in model.values:
         tuner.points(model.values["num_train"])
     budget = root.section("budget")
-    budget.refuse_unknown(("name", "clock"))
+    budget.refuse_unknown(("name", "clock", "allow_parallel_wall_clock"))
+    budget.flag("allow_parallel_wall_clock")
     if root.get("data_dir") is not None:
         root.folder("data_dir")
     return RunSettings(
@@ -325,6 +328,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         run_dir=root.folder("run_dir"),
         budget=budget.text("name"),
         clock=budget.choice("clock", CLOCKS),
+        dry_run=root.flag("dry_run"),
         replay=None if root.get("replay") is None else root.folder("replay"),
         is_paper_size=_in_paper(model)
         and budget.text("name") == "paper"

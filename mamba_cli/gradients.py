@@ -11,7 +11,6 @@ where theta* is the centring position (the MAP) and both g~ use the same minibat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mamba_cli.compilation import cpu_threads
 from mamba_cli.minibatch import gather
 from mamba_cli.types import (
     Array,
@@ -236,9 +236,7 @@ def full_gradient(model: Model, position: Array, data: PyTree) -> Array:
 
 def available_cores() -> int:
     """Cores this process may use; 1 where the arithmetic is done by an accelerator."""
-    if jax.default_backend() != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpu_threads() if jax.default_backend() == "cpu" else 1
 
 
 def sum_over_blocks(

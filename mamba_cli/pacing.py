@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import jax
 
+from mamba_cli import quiet
 from mamba_cli.chain import Budget, Chain, ChainProgram, Clock, advance
 from mamba_cli.errors import DataError, first_line, is_out_of_memory
 from mamba_cli.types import Hyperparameters
@@ -205,7 +206,9 @@ class Calibrated(_Noting):
         """Seconds per gradient step of a shape, measured the first time it is asked for."""
         shape = shape_of(program, arm)
         if shape not in self.ledger.costs_s:
-            self.ledger.costs_s[shape] = measure_cost_s(program, arm, start, clock)
+            program.compile(start)
+            with quiet.alone():
+                self.ledger.costs_s[shape] = measure_cost_s(program, arm, start, clock)
         return self.ledger.costs_s[shape]
 
     def run(
@@ -220,7 +223,7 @@ class Calibrated(_Noting):
         cost_s = self.cost_s(program, chain.hyperparameters, chain.position, clock)
         remaining = round(seconds / cost_s)
         piece = remaining if tick is None else max(1, round(PIECE_S / cost_s))
-        with self._noting(place) as noted:
+        with quiet.shared(), self._noting(place) as noted:
             while remaining > 0 and chain.nonfinite_step is None:
                 steps = min(piece, remaining)
                 chain = advance(program, chain, Budget(steps=steps), clock, noted)

@@ -9,6 +9,7 @@ the run. Seconds are not compared.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,11 +149,15 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
             f"replay={folder} is not allowed: it must be the folder of a run, with its "
             f"provenance.json and steps.json."
         )
+    if "num_threads" in stored:
+        # Sums over rows are cut by the number of threads, before JAX makes them.
+        os.environ["NPROC"] = str(stored["num_threads"])
     # What a run adds to its configuration is found anew.
     kept = {key: value for key, value in stored["config"].items() if key in TOP_LEVEL_KEYS}
     config = OmegaConf.create(kept)
     assert isinstance(config, DictConfig)
     config.replay = str(folder)
+    config.dry_run = False
     config.run_dir = str(folder) + "-replay"
     for key in ("run_dir", "results_dir"):
         if key in keys:

@@ -35,7 +35,8 @@ from mamba_cli.config import (
 )
 from mamba_cli.console import Console, duration, size_note
 from mamba_cli.curvature import whitening_at
-from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.dry_run import plan
+from mamba_cli.errors import ConfigError, MambaError, NothingUsableError
 from mamba_cli.evaluation import (
     Moments,
     Reference,
@@ -88,9 +89,28 @@ def run(cfg: DictConfig) -> None:
     StorageError
         A result could not be written.
     """
+    if settings_from(cfg).dry_run:
+        describe(cfg)
+        return
     with opened(cfg, Console()) as one:
         one.console.banner(one.settings.budget, one.settings.needs_no_size_note)
         one.go()
+
+
+def describe(cfg: DictConfig) -> None:
+    """Print what :func:`run` would do; nothing is written. Raises as it would."""
+    settings = settings_from(cfg)
+    Parts.of(cfg)
+
+    def num_train() -> int:
+        known = OmegaConf.select(cfg, "model.num_train")
+        if known is not None:
+            return int(known)
+        return int(build(cfg.model.posterior, "model.posterior").num_data)
+
+    with Console() as console:
+        lines = plan(settings, num_train)
+        console.summary(lines, f"{report.title_of(settings)}: dry run, nothing is done")
 
 
 @contextmanager
@@ -124,8 +144,16 @@ def opened(
     if model is not None:
         config["model_digest"] = model.digest
     folder = RunFolder.open(settings.run_dir, config, **_hydra())
-    with folder, folder.log(), console:
-        yield Run(cfg, settings, parts, folder, console, config, model=model, pictures=pictures)
+    with folder, folder.log():
+        try:
+            with console:
+                yield Run(
+                    cfg, settings, parts, folder, console, config, model=model, pictures=pictures
+                )
+        except Exception as error:
+            # Whoever called shows it to a person; a job of a sweep has its log alone.
+            logger.error("%s", error, exc_info=not isinstance(error, MambaError))
+            raise
 
 
 def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
