@@ -32,7 +32,16 @@ from jax import lax
 
 from mamba_cli.compilation import compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
-from mamba_cli.types import Array, Hyperparameters, Kernel, Minibatcher, PyTree, Sampler
+from mamba_cli.minibatch import arrange
+from mamba_cli.types import (
+    Arrangement,
+    Array,
+    Hyperparameters,
+    Kernel,
+    Minibatcher,
+    PyTree,
+    Sampler,
+)
 
 CLOSE_ENOUGH = 0.005
 """A timed chain stops when less than this share of its budget, or half a step, is left."""
@@ -215,6 +224,9 @@ class ChainProgram:
         Whether the sampler's own gradient is kept beside each draw.
     features
         What is summed over all draws.
+    arranged
+        Where copies of the rows in the scheme's order and layout are kept; programs of one
+        estimator may share them.
     """
 
     def __init__(
@@ -227,10 +239,12 @@ class ChainProgram:
         capacity: int,
         keep_gradients: bool = False,
         features: FeatureFn = moment_features,
+        arranged: dict[Arrangement | None, PyTree] | None = None,
     ) -> None:
         self._estimator = estimator
         self._sampler = sampler
         self._minibatcher = scheme(num_rows(estimator.rows), batch_size)
+        self._arranged = arranged if arranged is not None else {}
         self._features = features
         self.batch_size = batch_size
         self.capacity = capacity + capacity % 2
@@ -239,6 +253,16 @@ class ChainProgram:
         self._start: Any = None
         self._run: Any = None
         self._compress = jax.jit(_compress, donate_argnums=0)
+
+    def rows(self) -> PyTree:
+        """What minibatches are drawn from, as the scheme wants it to lie; copied at first use."""
+        wanted = self._minibatcher.arrangement
+        if wanted not in self._arranged:
+            estimator = self._estimator
+            self._arranged[wanted] = arrange(
+                wanted, estimator.rows, columns=estimator.columns, full_data=estimator.full_data
+            )
+        return self._arranged[wanted]
 
     def compile(self, position: np.ndarray, clock: Clock = time.perf_counter) -> float:
         """Compile for positions like ``position`` and run once; return the seconds it took.
@@ -255,7 +279,7 @@ class ChainProgram:
             jnp.asarray(position, jnp.float32),
             jnp.float32(hyperparameters.step_size),
         )
-        data = (self._estimator.rows, self._estimator.constants)
+        data = (self.rows(), self._estimator.constants)
         start = compile_quickly(jax.jit(self._start_carry).lower(*arguments, *data))
         carry = start(*arguments, *data)
         run = jax.jit(self._advance_carry, donate_argnums=0)
@@ -280,7 +304,7 @@ class ChainProgram:
             jax.random.key_data(rng_key),
             jnp.asarray(position, jnp.float32),
             jnp.float32(hyperparameters.step_size),
-            self._estimator.rows,
+            self.rows(),
             self._estimator.constants,
         )
         return Chain(hyperparameters, carry, self._zero_sums(carry), 0.0)
@@ -293,7 +317,7 @@ class ChainProgram:
         Returns the carry and the float32 sums of the features over the draws made.
         """
         traced = _traced(hyperparameters, num_steps)
-        return self._run(carry, *traced, self._estimator.rows, self._estimator.constants)
+        return self._run(carry, *traced, self.rows(), self._estimator.constants)
 
     def make_room(self, carry: Carry) -> Carry:
         """Drop every other kept draw and double the stride. Consumes ``carry``."""

@@ -30,9 +30,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.types import Array, Minibatcher, PyTree, Selection
+from mamba_cli.types import (
+    AllRows,
+    Arranged,
+    Arrangement,
+    Array,
+    Columns,
+    Minibatcher,
+    PyTree,
+    Selection,
+    Windows,
+)
 
 PAIR_TOLERANCE = 1e-6
+
+WHOLE_WINDOW_ROWS = 1000
+"""Rows per piece of a pass over all columns: 40 KB of ten, which the nearest cache holds."""
 
 MAX_NUM_DATA = 2**30
 """Up to here both factors are below 2^16, as the hash needs, and indices fit an int32."""
@@ -46,12 +59,12 @@ def gather(rows: PyTree, indices: Array) -> PyTree:
 def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
     """``batch_size`` distinct rows, drawn afresh at every step; every pair equally likely.
 
-    At ``batch_size == num_data`` the minibatch is the data themselves: nothing is
-    drawn and nothing is copied.
+    At ``batch_size == num_data`` the minibatch is the data themselves, in the layout that the
+    model reads fastest: nothing is drawn, and nothing is copied at a step.
     """
     assert 1 <= batch_size <= num_data, (batch_size, num_data)
     if batch_size == num_data:
-        return Minibatcher(init=_no_state, draw=_all_rows, select=_all_rows)
+        return Minibatcher(_no_state, _all_rows, _all_rows, Arrangement(None, 0, True))
     return _by_index(lambda rng_key: random_indices(rng_key, num_data, batch_size))
 
 
@@ -79,7 +92,83 @@ def _no_state(rng_key: Array) -> tuple[()]:
 
 
 def _all_rows(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
-    return rows, state
+    if not isinstance(rows, Arranged):
+        return rows, state
+    num_windows = -(-rows.num_data // WHOLE_WINDOW_ROWS)
+    width = -(-rows.num_data // num_windows)
+    starts = width * jnp.arange(-(-rows.num_data // width), dtype=jnp.int32)
+    return Windows(rows, starts, width, rows.num_data, whole=True), state
+
+
+def arrange(
+    arrangement: Arrangement | None, rows: PyTree, *, columns: bool, full_data: PyTree = None
+) -> PyTree:
+    """Rows as a scheme with this arrangement reads them, a copy made once; on the host.
+
+    Parameters
+    ----------
+    arrangement
+        ``Minibatcher.arrangement``. None leaves the rows as they are.
+    rows
+        Arrays with a common leading axis.
+    columns
+        Whether the model reads :class:`~mamba_cli.types.Columns`.
+    full_data
+        What stands for all rows in a model with a likelihood of all rows in one piece.
+    """
+    if arrangement is None:
+        return rows
+    if arrangement.whole and full_data is not None:
+        return AllRows(full_data)
+    if arrangement.whole and not columns:
+        return rows
+    num_data = int(jax.tree.leaves(rows)[0].shape[0])
+    order = np.arange(num_data)
+    if arrangement.order_seed is not None:
+        order = np.random.default_rng(arrangement.order_seed).permutation(num_data)
+    order = np.concatenate([order, order[: arrangement.padding]])
+
+    def arranged(leaf: Array) -> Array:
+        taken = np.asarray(leaf)[order]
+        return jnp.asarray(np.ascontiguousarray(np.moveaxis(taken, 0, -1)) if columns else taken)
+
+    return Arranged(jax.tree.map(arranged, rows), num_data, columns)
+
+
+def window_of(arranged: Arranged, start: Array, width: int) -> PyTree:
+    """``width`` rows from ``start``, of every leaf; :class:`Columns` where they lie so."""
+    if not arranged.columns:
+        return jax.tree.map(
+            lambda leaf: lax.dynamic_slice_in_dim(leaf, start, width), arranged.rows
+        )
+
+    def columns_of(leaf: Array) -> Array | Columns:
+        values = lax.dynamic_slice_in_dim(leaf, start, width, axis=leaf.ndim - 1)
+        return values if leaf.ndim == 1 else Columns(values)
+
+    return jax.tree.map(columns_of, arranged.rows)
+
+
+def rows_of(windows: Windows) -> PyTree:
+    """The rows of a minibatch of windows that lie row by row, ``[size, ...]``, copied together."""
+    arranged, starts, width = windows.arranged, windows.starts, windows.width
+    assert not arranged.columns
+    if len(starts) == 1:
+        return window_of(arranged, starts[0], windows.size)
+
+    def copy(index: Array, buffers: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda buffer, rows: lax.dynamic_update_slice_in_dim(buffer, rows, index * width, 0),
+            buffers,
+            window_of(arranged, starts[index], width),
+        )
+
+    shape = len(starts) * width
+    empty = jax.tree.map(
+        lambda leaf: jnp.zeros((shape, *leaf.shape[1:]), leaf.dtype), arranged.rows
+    )
+    copied = lax.fori_loop(0, len(starts), copy, empty)
+    return jax.tree.map(lambda leaf: leaf[: windows.size], copied)
 
 
 def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
@@ -87,6 +176,14 @@ def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
 
     Every pair is equally likely, to within the tolerance stated in the module's docstring
     for random round functions, which the keyed hash stands in for.
+    """
+    return permuted(rng_key, num_data, jnp.arange(num_indices, dtype=jnp.uint32))
+
+
+def permuted(rng_key: Array, num_data: int, counters: Array) -> Array:
+    """Where a random permutation of {0, ..., num_data-1} sends ``counters``, uint32; int32.
+
+    The permutation is a function of the key; see :func:`random_indices`.
     """
     left_size, right_size = factorise(num_data)
     num_half_rounds = half_rounds(left_size, right_size)
@@ -102,7 +199,6 @@ def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
                 right = _add_modulo(right, _hash(left, keys[k], right_size), right_size)
         return left * np.uint32(right_size) + right
 
-    counters = jnp.arange(num_indices, dtype=jnp.uint32)
     if left_size * right_size == num_data:
         return permute(counters).astype(jnp.int32)
 
@@ -111,7 +207,7 @@ def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
         indices = jnp.where(outside, permute(indices), indices)
         return indices, indices >= np.uint32(num_data)
 
-    everywhere = jnp.ones(num_indices, bool)
+    everywhere = jnp.ones(counters.shape, bool)
     indices, _ = lax.while_loop(lambda state: jnp.any(state[1]), walk, (counters, everywhere))
     return indices.astype(jnp.int32)
 

@@ -16,7 +16,7 @@ from jax import lax
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
-from mamba_cli.types import Array, HasSquaredError, Model, PyTree, Sampler
+from mamba_cli.types import Arrangement, Array, HasSquaredError, Model, PyTree, Sampler
 
 PREDICTION_CHUNK = 16
 """Draws whose predictions are averaged per dispatch."""
@@ -68,6 +68,7 @@ class Workbench:
     clock: Clock = time.perf_counter
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
+    _arranged: dict[Arrangement | None, PyTree] = field(default_factory=dict)
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
     _predict_sum: SumFn | None = None
     _squared_error_sum: SumFn | None = None
@@ -87,6 +88,8 @@ class Workbench:
         """
         programs = {size: self._uncompiled(size) for size in dict.fromkeys(batch_sizes)}
         began = self.clock()
+        for program in programs.values():
+            program.rows()  # before the threads, which share them
 
         def seconds_of(program: ChainProgram) -> float:
             try:
@@ -110,6 +113,7 @@ class Workbench:
                 batch_size,
                 capacity=self.capacity,
                 keep_gradients=self.keep_gradients,
+                arranged=self._arranged,
             )
         return self._programs[batch_size]
 
