@@ -64,7 +64,9 @@ def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
     """
     assert 1 <= batch_size <= num_data, (batch_size, num_data)
     if batch_size == num_data:
-        return Minibatcher(_no_state, _all_rows, _all_rows, Arrangement(None, 0, True))
+        return Minibatcher(
+            _no_state, _all_rows, _all_rows, Arrangement(None, WHOLE_WINDOW_ROWS, 0, whole=True)
+        )
     return _by_index(lambda rng_key: random_indices(rng_key, num_data, batch_size))
 
 
@@ -94,9 +96,8 @@ def _no_state(rng_key: Array) -> tuple[()]:
 def _all_rows(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
     if not isinstance(rows, Arranged):
         return rows, state
-    num_windows = -(-rows.num_data // WHOLE_WINDOW_ROWS)
-    width = -(-rows.num_data // num_windows)
-    starts = width * jnp.arange(-(-rows.num_data // width), dtype=jnp.int32)
+    width = rows.block_rows
+    starts = jnp.arange(-(-rows.num_data // width), dtype=jnp.int32)
     return Windows(rows, starts, width, rows.num_data, whole=True), state
 
 
@@ -123,28 +124,41 @@ def arrange(
     if arrangement.whole and not columns:
         return rows
     num_data = int(jax.tree.leaves(rows)[0].shape[0])
-    order = np.arange(num_data)
+    order: np.ndarray = np.arange(num_data)
     if arrangement.order_seed is not None:
         order = np.random.default_rng(arrangement.order_seed).permutation(num_data)
-    order = np.concatenate([order, order[: arrangement.padding]])
+    block_rows = arrangement.block_rows if columns else 0
+    num_padded = -num_data % block_rows if block_rows else arrangement.padding
+    order = np.concatenate([order, order[:num_padded]])
 
     def arranged(leaf: Array) -> Array:
         taken = np.asarray(leaf)[order]
-        return jnp.asarray(np.ascontiguousarray(np.moveaxis(taken, 0, -1)) if columns else taken)
+        if block_rows:
+            taken = taken.reshape(-1, block_rows, *taken.shape[1:])
+        if columns:
+            taken = np.moveaxis(taken, 1 if block_rows else 0, -1)
+        return jnp.asarray(np.ascontiguousarray(taken))
 
-    return Arranged(jax.tree.map(arranged, rows), num_data, columns)
+    return Arranged(jax.tree.map(arranged, rows), num_data, columns, block_rows)
 
 
 def window_of(arranged: Arranged, start: Array, width: int) -> PyTree:
-    """``width`` rows from ``start``, of every leaf; :class:`Columns` where they lie so."""
+    """``width`` rows from ``start``, of every leaf; :class:`Columns` where they lie so.
+
+    ``start`` is a row, or a block where rows lie in blocks.
+    """
     if not arranged.columns:
         return jax.tree.map(
             lambda leaf: lax.dynamic_slice_in_dim(leaf, start, width), arranged.rows
         )
 
     def columns_of(leaf: Array) -> Array | Columns:
-        values = lax.dynamic_slice_in_dim(leaf, start, width, axis=leaf.ndim - 1)
-        return values if leaf.ndim == 1 else Columns(values)
+        if arranged.block_rows:
+            block = lax.dynamic_index_in_dim(leaf, start, keepdims=False)
+            values = block[..., :width]
+        else:
+            values = lax.dynamic_slice_in_dim(leaf, start, width, axis=leaf.ndim - 1)
+        return values if values.ndim == 1 else Columns(values)
 
     return jax.tree.map(columns_of, arranged.rows)
 
@@ -177,14 +191,6 @@ def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:
     Every pair is equally likely, to within the tolerance stated in the module's docstring
     for random round functions, which the keyed hash stands in for.
     """
-    return permuted(rng_key, num_data, jnp.arange(num_indices, dtype=jnp.uint32))
-
-
-def permuted(rng_key: Array, num_data: int, counters: Array) -> Array:
-    """Where a random permutation of {0, ..., num_data-1} sends ``counters``, uint32; int32.
-
-    The permutation is a function of the key; see :func:`random_indices`.
-    """
     left_size, right_size = factorise(num_data)
     num_half_rounds = half_rounds(left_size, right_size)
     keys = jax.random.bits(rng_key, (num_half_rounds, 2), jnp.uint32)
@@ -199,6 +205,7 @@ def permuted(rng_key: Array, num_data: int, counters: Array) -> Array:
                 right = _add_modulo(right, _hash(left, keys[k], right_size), right_size)
         return left * np.uint32(right_size) + right
 
+    counters = jnp.arange(num_indices, dtype=jnp.uint32)
     if left_size * right_size == num_data:
         return permute(counters).astype(jnp.int32)
 
@@ -207,7 +214,7 @@ def permuted(rng_key: Array, num_data: int, counters: Array) -> Array:
         indices = jnp.where(outside, permute(indices), indices)
         return indices, indices >= np.uint32(num_data)
 
-    everywhere = jnp.ones(counters.shape, bool)
+    everywhere = jnp.ones(num_indices, bool)
     indices, _ = lax.while_loop(lambda state: jnp.any(state[1]), walk, (counters, everywhere))
     return indices.astype(jnp.int32)
 

@@ -9,15 +9,15 @@ minibatch does (per row, random access to memory; measured, several times the ar
 logistic regression). The shuffling is therefore done in two parts:
 
 * Once, rows are copied into a random order (and into columns, where the model reads these).
-* At every epoch the copy, thought of as a ring, is cut at a random place into windows of about
-  ``WINDOW_ROWS`` neighbours, and the windows are put into a random order. A minibatch is the
-  next few windows. No row is moved: windows are contiguous in memory and read where they are.
+* At every epoch the copy, thought of as a ring, is cut into windows of about ``WINDOW_ROWS``
+  neighbours, and the windows are put into a random order. A minibatch is the next few windows.
+  No row is moved: windows are contiguous in memory and read where they are. Where the length of
+  a window divides that of the ring the cuts stay, otherwise they are at random places.
 
 Over the random order every minibatch is exactly uniform. Given the order, it is a cluster
 sample of random clusters: the gradient noise has the covariance of a draw without replacement
 up to a relative error of sqrt(2 / number of windows) in any one direction, 2 % for 1,000,000
-rows. Which rows are neighbours stays for the length of a chain; where the windows are cut does
-not.
+rows. Which rows are neighbours stays for the length of a chain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from mamba_cli.errors import ConfigError
-from mamba_cli.minibatch import permuted, rows_of, without_replacement
+from mamba_cli.minibatch import random_indices, rows_of, without_replacement
 from mamba_cli.types import Arranged, Arrangement, Array, Minibatcher, PyTree, Windows
 
 WINDOW_ROWS = 250
@@ -36,10 +36,17 @@ WINDOW_ROWS = 250
 
 
 class ReshuffleState(NamedTuple):
-    """Where the walk is: a function of the chain's key and the number of minibatches drawn."""
+    """Where the walk is: a function of the chain's key and the number of minibatches drawn.
+
+    What an epoch draws is kept for its length: deriving it again at every step would take as
+    long as a minibatch of 1,000 short rows.
+    """
 
     key_data: Array  # [2] uint32
-    drawn: Array  # [] int32, minibatches so far
+    epoch: Array  # [] int32, of the next minibatch
+    number: Array  # [] int32, of the next minibatch within its epoch
+    first: Array  # [] int32, row at which the ring of this epoch is cut
+    order: Array  # [num_windows] int32, of the windows in this epoch
 
 
 class Cut(NamedTuple):
@@ -48,6 +55,8 @@ class Cut(NamedTuple):
     windows_per_batch: int
     width: int  # rows of a window; of the last of a minibatch some may be left out
     batches_per_epoch: int
+    num_windows: int  # of an epoch; those that make no whole minibatch are left out
+    even: bool  # whether the windows make up the ring
 
 
 def cut(num_data: int, batch_size: int) -> Cut:
@@ -60,7 +69,9 @@ def cut(num_data: int, batch_size: int) -> Cut:
     width = -(-batch_size // windows)
     if windows * width > num_data:
         windows, width = 1, batch_size
-    return Cut(windows, width, num_data // (windows * width))
+    even = num_data % width == 0
+    batches = num_data // (windows * width)
+    return Cut(windows, width, batches, num_data // width if even else windows * batches, even)
 
 
 def reshuffle(num_data: int, batch_size: int, *, order_seed: int = 0) -> Minibatcher:
@@ -83,26 +94,35 @@ def reshuffle(num_data: int, batch_size: int, *, order_seed: int = 0) -> Minibat
     assert 1 <= batch_size <= num_data, (batch_size, num_data)
     if batch_size == num_data:
         return without_replacement(num_data, batch_size)
-    windows, width, batches = cut(num_data, batch_size)
+    windows, width, batches, num_windows, even = cut(num_data, batch_size)
+
+    def epoch_of(key_data: Array, epoch: Array) -> ReshuffleState:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), epoch)
+        key_cut, key_order = jax.random.split(key)
+        first = jnp.int32(0) if even else jax.random.randint(key_cut, (), 0, num_data)
+        order = random_indices(key_order, num_windows, num_windows)
+        return ReshuffleState(key_data, epoch, jnp.int32(0), first, order)
 
     def init(rng_key: Array) -> ReshuffleState:
-        return ReshuffleState(jax.random.key_data(rng_key), jnp.int32(0))
+        return epoch_of(jax.random.key_data(rng_key), jnp.int32(0))
 
     def select(
         rng_key: Array, state: ReshuffleState, rows: Arranged
     ) -> tuple[Windows, ReshuffleState]:
         del rng_key  # the walk is random by the key of its epoch
-        epoch, number = jnp.divmod(state.drawn, batches)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), epoch)
-        key_cut, key_order = jax.random.split(key)
-        first = jax.random.randint(key_cut, (), 0, num_data)
-        counters = jnp.uint32(number * windows) + jnp.arange(windows, dtype=jnp.uint32)
-        order = permuted(key_order, windows * batches, counters)
-        starts = (first + order * width) % num_data
+        in_blocks = rows.columns and rows.block_rows > 0
+        # A loop of no or one turn: a conditional would copy the order at every step.
+        state = jax.lax.while_loop(
+            lambda state: state.number == batches,
+            lambda state: epoch_of(state.key_data, state.epoch + 1),
+            state,
+        )
+        order = jax.lax.dynamic_slice_in_dim(state.order, state.number * windows, windows)
+        starts = order if in_blocks else (state.first + order * width) % num_data
         # The barrier keeps XLA from computing them again for every window.
         starts = jax.lax.optimization_barrier(starts)
         minibatch = Windows(rows, starts, width, batch_size, whole=False)
-        return minibatch, state._replace(drawn=state.drawn + 1)
+        return minibatch, state._replace(number=state.number + 1)
 
     def draw(
         rng_key: Array, state: ReshuffleState, rows: Arranged
@@ -110,5 +130,7 @@ def reshuffle(num_data: int, batch_size: int, *, order_seed: int = 0) -> Minibat
         minibatch, state = select(rng_key, state, rows)
         return rows_of(minibatch), state
 
+    # Programs of other batch sizes can share a ring that is padded for the widest window.
     padding = max(width, min(WINDOW_ROWS, num_data))
-    return Minibatcher(init, draw, select, Arrangement(order_seed, padding, whole=False))
+    arrangement = Arrangement(order_seed, width if even else 0, padding, whole=False)
+    return Minibatcher(init, draw, select, arrangement)

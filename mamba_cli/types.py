@@ -226,20 +226,26 @@ class Selection(NamedTuple):
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["num_data", "columns"]
+    jax.tree_util.register_dataclass,
+    data_fields=["rows"],
+    meta_fields=["num_data", "columns", "block_rows"],
 )
 @dataclass(frozen=True)
 class Arranged:
     """Rows copied into an order and a layout of a scheme's choice.
 
-    Leaves have the row axis first, or last where ``columns`` is true (then a leaf of one axis
-    is what it was). The first rows are repeated at the end, so that a window that wraps around
-    is in one piece.
+    With ``columns`` they lie in blocks of ``block_rows``, leaves ``[num_blocks, ...,
+    block_rows]``, so that one block is in one piece of memory; the last may be part padding.
+    Without, leaves have the row axis first.
+
+    With ``block_rows`` 0 they are a ring, the row axis last for columns and first without: the
+    first rows are repeated at the end, so that a window that wraps around is in one piece.
     """
 
     rows: PyTree
     num_data: int
     columns: bool
+    block_rows: int
 
 
 @partial(
@@ -251,7 +257,8 @@ class Arranged:
 class Windows:
     """A minibatch of neighbouring rows: ``width`` rows from each of ``starts``.
 
-    Of the last window only so many rows are part of it that there are ``size`` in all.
+    Of the last window only so many rows are part of it that there are ``size`` in all. Where
+    rows lie in blocks, a window is one of them and ``starts`` are the numbers of blocks.
     ``whole`` says that these are all rows of the data.
     """
 
@@ -271,11 +278,13 @@ class AllRows(NamedTuple):
 class Arrangement(NamedTuple):
     """How a scheme wants the rows to lie.
 
-    ``order_seed`` is the seed of a random order, None for the order they have. ``padding`` rows
-    are repeated at the end. ``whole`` says that every minibatch is of all rows.
+    ``order_seed`` is the seed of a random order, None for the order they have. Every window
+    starts at a multiple of ``block_rows``, or anywhere where that is 0, and is no longer than
+    ``padding``. ``whole`` says that every minibatch is of all rows.
     """
 
     order_seed: int | None
+    block_rows: int
     padding: int
     whole: bool
 
