@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.compilation import compile_quickly
+from mamba_cli.compilation import compile_fully, compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
 from mamba_cli.minibatch import arrange
 from mamba_cli.types import (
@@ -57,6 +57,9 @@ MAX_STEPS_PER_DISPATCH = 1 << 17
 
 MAX_STEPS = 2**31 - 1
 """Where a chain ends, whatever its budget: steps are counted in int32."""
+
+QUICK_MAX_DIM = 1_000
+"""Largest dimension for which a quick compilation costs nothing when the program runs."""
 
 LAYOUT_VERSION = 1
 """Raised when the numbers of a saved chain change their meaning but not their names and shapes."""
@@ -280,11 +283,12 @@ class ChainProgram:
             jnp.float32(hyperparameters.step_size),
         )
         data = (self.rows(), self._estimator.constants)
-        start = compile_quickly(jax.jit(self._start_carry).lower(*arguments, *data))
+        compiled = compile_quickly if len(position) <= QUICK_MAX_DIM else compile_fully
+        start = compiled(jax.jit(self._start_carry).lower(*arguments, *data))
         carry = start(*arguments, *data)
         run = jax.jit(self._advance_carry, donate_argnums=0)
         traced = _traced(hyperparameters, 1)
-        self._start, self._run = start, compile_quickly(run.lower(carry, *traced, *data))
+        self._start, self._run = start, compiled(run.lower(carry, *traced, *data))
         carry, _ = jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
         before = clock()
         jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
