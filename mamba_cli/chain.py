@@ -33,6 +33,7 @@ from jax import lax
 from mamba_cli.compilation import compile_fully, compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
 from mamba_cli.minibatch import arrange
+from mamba_cli.noise import threefry
 from mamba_cli.types import (
     Arrangement,
     Array,
@@ -75,6 +76,12 @@ class LayoutError(Exception):
 
 class MinibatchScheme(Protocol):
     def __call__(self, num_data: int, batch_size: int) -> Minibatcher: ...
+
+
+class NoiseKeyFn(Protocol):
+    """Turns the key of a step into that of the generator of its noise; see ``noise``."""
+
+    def __call__(self, rng_key: Array) -> Array: ...
 
 
 class Budget(NamedTuple):
@@ -227,6 +234,8 @@ class ChainProgram:
         Whether the sampler's own gradient is kept beside each draw.
     features
         What is summed over all draws.
+    noise
+        Turns the key of a step into that of the generator of its noise.
     arranged
         Where copies of the rows in the scheme's order and layout are kept; programs of one
         estimator may share them.
@@ -242,6 +251,7 @@ class ChainProgram:
         capacity: int,
         keep_gradients: bool = False,
         features: FeatureFn = moment_features,
+        noise: NoiseKeyFn = threefry,
         arranged: dict[Arrangement | None, PyTree] | None = None,
     ) -> None:
         self._estimator = estimator
@@ -249,6 +259,7 @@ class ChainProgram:
         self._minibatcher = scheme(num_rows(estimator.rows), batch_size)
         self._arranged = arranged if arranged is not None else {}
         self._features = features
+        self._noise = noise
         self.batch_size = batch_size
         self.capacity = capacity + capacity % 2
         self.keep_gradients = keep_gradients
@@ -406,7 +417,7 @@ class ChainProgram:
         minibatch, scheme_state = self._minibatcher.select(
             key_batch, self._minibatcher.init(key_scheme), rows
         )
-        state = self._kernel(constants).init(key_init, position, minibatch, step_size)
+        state = self._kernel(constants).init(self._noise(key_init), position, minibatch, step_size)
         dim = position.shape[0]
         return Carry(
             sampler=state,
@@ -445,12 +456,12 @@ class ChainProgram:
             if refresh is not None:
                 state = lax.cond(
                     carry.step % num_integration_steps == 0,
-                    lambda s: refresh(key_refresh, s, step_size),
+                    lambda s: refresh(self._noise(key_refresh), s, step_size),
                     lambda s: s,
                     state,
                 )
             minibatch, scheme_state = self._minibatcher.select(key_batch, carry.minibatch, rows)
-            state = kernel.step(key_step, state, minibatch, step_size)
+            state = kernel.step(self._noise(key_step), state, minibatch, step_size)
             # The square, so that a draw whose second moment would overflow is not summed.
             finite = jnp.isfinite(jnp.vdot(state.position, state.position))
             moved = carry._replace(

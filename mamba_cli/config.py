@@ -38,6 +38,7 @@ TOP_LEVEL_KEYS = (
     "sampler",
     "tuner",
     "minibatch",
+    "noise",
     "budget",
     "evaluation",
     "ground_truth",

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
+from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme, NoiseKeyFn
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
+from mamba_cli.noise import threefry
 from mamba_cli.types import Arrangement, Array, HasSquaredError, Model, PyTree, Sampler
 
 PREDICTION_CHUNK = 16
@@ -54,6 +55,8 @@ class Workbench:
         Draws a chain's buffer holds; at least twice what is scored gives evenly spaced draws.
     keep_gradients
         Whether chains keep the sampler's own gradients (stochastic rewards read them).
+    noise
+        Turns the key of a step into that of the generator of its noise.
     clock
         Seconds, monotonic; tests put their own here.
     """
@@ -65,6 +68,7 @@ class Workbench:
     scheme: MinibatchScheme
     capacity: int
     keep_gradients: bool = False
+    noise: NoiseKeyFn = threefry
     clock: Clock = time.perf_counter
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
@@ -113,6 +117,7 @@ class Workbench:
                 batch_size,
                 capacity=self.capacity,
                 keep_gradients=self.keep_gradients,
+                noise=self.noise,
                 arranged=self._arranged,
             )
         return self._programs[batch_size]
