@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.minibatch import gather, rows_of, window_of
+from mamba_cli.minibatch import columns_of, gather
 from mamba_cli.types import (
     AllRows,
     Array,
+    BlockSelection,
     HasControlVariates,
     HasFullLikelihood,
     HasLogLikelihoods,
@@ -33,7 +34,6 @@ from mamba_cli.types import (
     PyTree,
     ReadsColumns,
     Selection,
-    Windows,
 )
 
 BLOCK_ROWS = 1024
@@ -187,14 +187,15 @@ def scaled_gradient(
 
 def is_whole(minibatch: PyTree) -> bool:
     """Whether a minibatch is known to be all rows of the data."""
-    return isinstance(minibatch, AllRows) or (isinstance(minibatch, Windows) and minibatch.whole)
+    blocks = isinstance(minibatch, BlockSelection) and minibatch.whole
+    return blocks or isinstance(minibatch, AllRows)
 
 
 def size_of(minibatch: PyTree, num_data: int) -> int:
     """Rows of a minibatch, gathered or not."""
     if isinstance(minibatch, AllRows):
         return num_data
-    if isinstance(minibatch, Windows):
+    if isinstance(minibatch, BlockSelection):
         return minibatch.size
     return num_rows(minibatch.indices if isinstance(minibatch, Selection) else minibatch)
 
@@ -203,13 +204,11 @@ def sum_over_minibatch(function: Callable[[PyTree], PyTree], minibatch: PyTree) 
     """``function``, a sum over rows, of the rows of a minibatch, taken in blocks.
 
     A block is gathered and used while it is in the cache of the core that gathered it:
-    for 10,000 rows of 40 bytes this takes two thirds of the time of one gather. Windows of
+    for 10,000 rows of 40 bytes this takes two thirds of the time of one gather. Blocks of
     columns are read one by one, where they lie.
     """
-    if isinstance(minibatch, Windows):
-        if minibatch.arranged.columns:
-            return _sum_over_windows(function, minibatch)
-        return _sum_in_blocks(function, rows_of(minibatch))
+    if isinstance(minibatch, BlockSelection):
+        return _sum_over_selection(function, minibatch)
     if not isinstance(minibatch, Selection):
         return function(minibatch)
     rows, indices = minibatch
@@ -223,15 +222,6 @@ def sum_over_minibatch(function: Callable[[PyTree], PyTree], minibatch: PyTree) 
     return sum_over_blocks(of_block, indices, block_rows)
 
 
-def _sum_in_blocks(function: Callable[[PyTree], PyTree], rows: PyTree) -> PyTree:
-    block_rows = _block_rows(rows)
-    if num_rows(rows) <= block_rows:
-        return function(rows)
-    return sum_over_blocks(
-        lambda block: function(lax.optimization_barrier(block)), rows, block_rows
-    )
-
-
 def _block_rows(rows: PyTree) -> int:
     row_bytes = max(1, sum(leaf.nbytes // num_rows(rows) for leaf in jax.tree.leaves(rows)))
     block_rows = max(MINIBATCH_BLOCK_BYTES // row_bytes, MIN_MINIBATCH_BLOCK_ROWS)
@@ -239,25 +229,23 @@ def _block_rows(rows: PyTree) -> int:
     return block_rows - block_rows % 128
 
 
-def _sum_over_windows(function: Callable[[PyTree], PyTree], windows: Windows) -> PyTree:
-    arranged, starts, width = windows.arranged, windows.starts, windows.width
-    num_whole = windows.size // width
+def _sum_over_selection(function: Callable[[PyTree], PyTree], minibatch: BlockSelection) -> PyTree:
+    blocks, chosen = minibatch.blocks, minibatch.chosen
+    num_full = minibatch.size // blocks.block_rows
 
-    def of_window(index: Array | int, width: int = width) -> PyTree:
-        return function(window_of(arranged, starts[index], width))
+    def of_block(index: Array | int, size: int = blocks.block_rows) -> PyTree:
+        return function(columns_of(blocks, chosen[index], size))
 
-    if num_whole == 1:
-        total = of_window(0)
-    else:
-        shapes = jax.eval_shape(of_window, 0)
-        zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    shapes = jax.eval_shape(of_block, 0)
+    total = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    if num_full == 1:
+        total = of_block(0)
+    elif num_full > 1:
         total = lax.fori_loop(
-            0, num_whole, lambda i, sums: jax.tree.map(jnp.add, sums, of_window(i)), zeros
+            0, num_full, lambda i, sums: jax.tree.map(jnp.add, sums, of_block(i)), total
         )
-    rest = windows.size - num_whole * width
-    if rest == 0:
-        return total
-    return jax.tree.map(jnp.add, total, of_window(num_whole, rest))
+    rest = minibatch.size - num_full * blocks.block_rows
+    return jax.tree.map(jnp.add, total, of_block(num_full, rest)) if rest else total
 
 
 def all_data(model: Model) -> PyTree:

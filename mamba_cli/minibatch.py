@@ -32,20 +32,20 @@ from jax import lax
 
 from mamba_cli.types import (
     AllRows,
-    Arranged,
     Arrangement,
     Array,
+    Blocks,
+    BlockSelection,
     Columns,
     Minibatcher,
     PyTree,
     Selection,
-    Windows,
 )
 
 PAIR_TOLERANCE = 1e-6
 
-WHOLE_WINDOW_ROWS = 1000
-"""Rows per piece of a pass over all columns: 40 KB of ten, which the nearest cache holds."""
+WHOLE_BLOCK_ROWS = 1000
+"""Rows per block of a pass over all columns: 40 KB of ten, which the nearest cache holds."""
 
 MAX_NUM_DATA = 2**30
 """Up to here both factors are below 2^16, as the hash needs, and indices fit an int32."""
@@ -65,7 +65,7 @@ def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
     assert 1 <= batch_size <= num_data, (batch_size, num_data)
     if batch_size == num_data:
         return Minibatcher(
-            _no_state, _all_rows, _all_rows, Arrangement(None, WHOLE_WINDOW_ROWS, 0, whole=True)
+            _no_state, _all_rows, _all_rows, Arrangement(None, WHOLE_BLOCK_ROWS, whole=True)
         )
     return _by_index(lambda rng_key: random_indices(rng_key, num_data, batch_size))
 
@@ -94,11 +94,10 @@ def _no_state(rng_key: Array) -> tuple[()]:
 
 
 def _all_rows(rng_key: Array, state: Any, rows: PyTree) -> tuple[PyTree, Any]:
-    if not isinstance(rows, Arranged):
+    if not isinstance(rows, Blocks):
         return rows, state
-    width = rows.block_rows
-    starts = jnp.arange(-(-rows.num_data // width), dtype=jnp.int32)
-    return Windows(rows, starts, width, rows.num_data, whole=True), state
+    every = jnp.arange(-(-rows.num_data // rows.block_rows), dtype=jnp.int32)
+    return BlockSelection(rows, every, rows.num_data, whole=True), state
 
 
 def arrange(
@@ -119,70 +118,35 @@ def arrange(
     """
     if arrangement is None:
         return rows
-    if arrangement.whole and full_data is not None:
+    order_seed, block_rows, whole = arrangement
+    if whole and full_data is not None:
         return AllRows(full_data)
-    if arrangement.whole and not columns:
+    in_blocks = columns and block_rows > 0
+    if order_seed is None and not in_blocks:
         return rows
     num_data = int(jax.tree.leaves(rows)[0].shape[0])
     order: np.ndarray = np.arange(num_data)
-    if arrangement.order_seed is not None:
-        order = np.random.default_rng(arrangement.order_seed).permutation(num_data)
-    block_rows = arrangement.block_rows if columns else 0
-    num_padded = -num_data % block_rows if block_rows else arrangement.padding
-    order = np.concatenate([order, order[:num_padded]])
+    if order_seed is not None:
+        order = np.random.default_rng(order_seed).permutation(num_data)
+    if not in_blocks:
+        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[order]), rows)
+    order = np.resize(order, num_data + -num_data % block_rows)
 
-    def arranged(leaf: Array) -> Array:
-        taken = np.asarray(leaf)[order]
-        if block_rows:
-            taken = taken.reshape(-1, block_rows, *taken.shape[1:])
-        if columns:
-            taken = np.moveaxis(taken, 1 if block_rows else 0, -1)
-        return jnp.asarray(np.ascontiguousarray(taken))
+    def blocks_of(leaf: Array) -> Array:
+        taken = np.asarray(leaf)[order].reshape(-1, block_rows, *leaf.shape[1:])
+        return jnp.asarray(np.ascontiguousarray(np.moveaxis(taken, 1, -1)))
 
-    return Arranged(jax.tree.map(arranged, rows), num_data, columns, block_rows)
+    return Blocks(jax.tree.map(blocks_of, rows), num_data, block_rows)
 
 
-def window_of(arranged: Arranged, start: Array, width: int) -> PyTree:
-    """``width`` rows from ``start``, of every leaf; :class:`Columns` where they lie so.
+def columns_of(blocks: Blocks, number: Array | int, size: int) -> PyTree:
+    """The first ``size`` rows of a block: :class:`Columns`, or ``[size]`` of a leaf of numbers."""
 
-    ``start`` is a row, or a block where rows lie in blocks.
-    """
-    if not arranged.columns:
-        return jax.tree.map(
-            lambda leaf: lax.dynamic_slice_in_dim(leaf, start, width), arranged.rows
-        )
-
-    def columns_of(leaf: Array) -> Array | Columns:
-        if arranged.block_rows:
-            block = lax.dynamic_index_in_dim(leaf, start, keepdims=False)
-            values = block[..., :width]
-        else:
-            values = lax.dynamic_slice_in_dim(leaf, start, width, axis=leaf.ndim - 1)
+    def of_leaf(leaf: Array) -> Array | Columns:
+        values = lax.dynamic_index_in_dim(leaf, number, keepdims=False)[..., :size]
         return values if values.ndim == 1 else Columns(values)
 
-    return jax.tree.map(columns_of, arranged.rows)
-
-
-def rows_of(windows: Windows) -> PyTree:
-    """The rows of a minibatch of windows that lie row by row, ``[size, ...]``, copied together."""
-    arranged, starts, width = windows.arranged, windows.starts, windows.width
-    assert not arranged.columns
-    if len(starts) == 1:
-        return window_of(arranged, starts[0], windows.size)
-
-    def copy(index: Array, buffers: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda buffer, rows: lax.dynamic_update_slice_in_dim(buffer, rows, index * width, 0),
-            buffers,
-            window_of(arranged, starts[index], width),
-        )
-
-    shape = len(starts) * width
-    empty = jax.tree.map(
-        lambda leaf: jnp.zeros((shape, *leaf.shape[1:]), leaf.dtype), arranged.rows
-    )
-    copied = lax.fori_loop(0, len(starts), copy, empty)
-    return jax.tree.map(lambda leaf: leaf[: windows.size], copied)
+    return jax.tree.map(of_leaf, blocks.columns)
 
 
 def random_indices(rng_key: Array, num_data: int, num_indices: int) -> Array:

@@ -4,20 +4,23 @@ Within an epoch no row is used twice. Each minibatch by itself is a uniform draw
 replacement; successive ones are not independent, which for SGLD makes the bias smaller
 (Shaw & Whalley, 2025, arXiv 2501.16055).
 
-A permutation of all rows at the end of every epoch would cost as much as gathering every
-minibatch does (per row, random access to memory; measured, several times the arithmetic of a
-logistic regression). The shuffling is therefore done in two parts:
+To permute all rows at the end of every epoch costs as much as to gather every minibatch: per
+row one random access to memory, several times the arithmetic of a logistic regression. The
+shuffling is therefore done in two parts:
 
-* Once, rows are copied into a random order (and into columns, where the model reads these).
-* At every epoch the copy, thought of as a ring, is cut into windows of about ``WINDOW_ROWS``
-  neighbours, and the windows are put into a random order. A minibatch is the next few windows.
-  No row is moved: windows are contiguous in memory and read where they are. Where the length of
-  a window divides that of the ring the cuts stay, otherwise they are at random places.
+* Once, rows are copied into a random order.
+* At every epoch the copy, thought of as a ring, is cut into windows of neighbours, and the
+  windows are put into a random order. A minibatch is the next few windows; no row is moved.
+  Where the length of a window divides that of the ring the cuts stay, otherwise they are at
+  random places.
 
 Over the random order every minibatch is exactly uniform. Given the order, it is a cluster
 sample of random clusters: the gradient noise has the covariance of a draw without replacement
-up to a relative error of sqrt(2 / number of windows) in any one direction, 2 % for 1,000,000
-rows. Which rows are neighbours stays for the length of a chain.
+up to a relative error of sqrt(2 / number of windows) in any one direction, 2 % for the
+``MIN_NUM_WINDOWS`` there are at least. Which rows are neighbours stays for a chain's length.
+
+For models that read columns, long windows lie in memory as blocks of columns; short ones are
+gathered row by row, at the cost of a draw without replacement.
 """
 
 from __future__ import annotations
@@ -28,11 +31,25 @@ import jax
 import jax.numpy as jnp
 
 from mamba_cli.errors import ConfigError
-from mamba_cli.minibatch import random_indices, rows_of, without_replacement
-from mamba_cli.types import Arranged, Arrangement, Array, Minibatcher, PyTree, Windows
+from mamba_cli.minibatch import gather, random_indices, without_replacement
+from mamba_cli.types import (
+    Arrangement,
+    Array,
+    Blocks,
+    BlockSelection,
+    Minibatcher,
+    PyTree,
+    Selection,
+)
 
 WINDOW_ROWS = 250
 """Most rows of a window. Smaller ones are nearer to a draw of single rows, and slower to read."""
+
+MIN_NUM_WINDOWS = 4_000
+"""Windows that the data are cut into at least, as long as a window has more than one row."""
+
+MIN_BLOCK_ROWS = 100
+"""A window of so many rows is read faster as a block than gathered row by row."""
 
 
 class ReshuffleState(NamedTuple):
@@ -60,15 +77,16 @@ class Cut(NamedTuple):
 
 
 def cut(num_data: int, batch_size: int) -> Cut:
-    """As few windows of equal width as ``WINDOW_ROWS`` allows.
+    """As few windows of equal width as ``WINDOW_ROWS`` and ``MIN_NUM_WINDOWS`` allow.
 
     Less than one row per window is left out of a minibatch, and of an epoch what does not make
     another minibatch: other rows in every epoch.
     """
-    windows = -(-batch_size // WINDOW_ROWS)
+    widest = min(WINDOW_ROWS, max(1, num_data // MIN_NUM_WINDOWS))
+    windows = -(-batch_size // widest)
     width = -(-batch_size // windows)
     if windows * width > num_data:
-        windows, width = 1, batch_size
+        windows, width = batch_size, 1
     even = num_data % width == 0
     batches = num_data // (windows * width)
     return Cut(windows, width, batches, num_data // width if even else windows * batches, even)
@@ -107,30 +125,28 @@ def reshuffle(num_data: int, batch_size: int, *, order_seed: int = 0) -> Minibat
         return epoch_of(jax.random.key_data(rng_key), jnp.int32(0))
 
     def select(
-        rng_key: Array, state: ReshuffleState, rows: Arranged
-    ) -> tuple[Windows, ReshuffleState]:
+        rng_key: Array, state: ReshuffleState, rows: PyTree
+    ) -> tuple[Selection | BlockSelection, ReshuffleState]:
         del rng_key  # the walk is random by the key of its epoch
-        in_blocks = rows.columns and rows.block_rows > 0
         # A loop of no or one turn: a conditional would copy the order at every step.
         state = jax.lax.while_loop(
             lambda state: state.number == batches,
             lambda state: epoch_of(state.key_data, state.epoch + 1),
             state,
         )
-        order = jax.lax.dynamic_slice_in_dim(state.order, state.number * windows, windows)
-        starts = order if in_blocks else (state.first + order * width) % num_data
-        # The barrier keeps XLA from computing them again for every window.
-        starts = jax.lax.optimization_barrier(starts)
-        minibatch = Windows(rows, starts, width, batch_size, whole=False)
-        return minibatch, state._replace(number=state.number + 1)
+        chosen = jax.lax.dynamic_slice_in_dim(state.order, state.number * windows, windows)
+        after = state._replace(number=state.number + 1)
+        if isinstance(rows, Blocks):
+            return BlockSelection(rows, chosen, batch_size, whole=False), after
+        starts = state.first + chosen * width
+        indices = (starts[:, None] + jnp.arange(width)).ravel()[:batch_size] % num_data
+        # The barrier keeps XLA from recomputing the indices for every gathered element.
+        return Selection(rows, jax.lax.optimization_barrier(indices)), after
 
-    def draw(
-        rng_key: Array, state: ReshuffleState, rows: Arranged
-    ) -> tuple[PyTree, ReshuffleState]:
-        minibatch, state = select(rng_key, state, rows)
-        return rows_of(minibatch), state
+    def draw(rng_key: Array, state: ReshuffleState, rows: PyTree) -> tuple[PyTree, ReshuffleState]:
+        selection, state = select(rng_key, state, rows)
+        assert isinstance(selection, Selection), "rows in blocks are not gathered"
+        return gather(*selection), state
 
-    # Programs of other batch sizes can share a ring that is padded for the widest window.
-    padding = max(width, min(WINDOW_ROWS, num_data))
-    arrangement = Arrangement(order_seed, width if even else 0, padding, whole=False)
-    return Minibatcher(init, draw, select, arrangement)
+    block_rows = width if even and width >= MIN_BLOCK_ROWS else 0
+    return Minibatcher(init, draw, select, Arrangement(order_seed, block_rows, whole=False))

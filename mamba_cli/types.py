@@ -227,44 +227,36 @@ class Selection(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["rows"],
-    meta_fields=["num_data", "columns", "block_rows"],
+    data_fields=["columns"],
+    meta_fields=["num_data", "block_rows"],
 )
 @dataclass(frozen=True)
-class Arranged:
-    """Rows copied into an order and a layout of a scheme's choice.
+class Blocks:
+    """Rows as columns in blocks, leaves ``[num_blocks, ..., block_rows]``.
 
-    With ``columns`` they lie in blocks of ``block_rows``, leaves ``[num_blocks, ...,
-    block_rows]``, so that one block is in one piece of memory; the last may be part padding.
-    Without, leaves have the row axis first.
-
-    With ``block_rows`` 0 they are a ring, the row axis last for columns and first without: the
-    first rows are repeated at the end, so that a window that wraps around is in one piece.
+    A block is in one piece of memory. The end of the last one may be padding.
     """
 
-    rows: PyTree
+    columns: PyTree
     num_data: int
-    columns: bool
     block_rows: int
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["arranged", "starts"],
-    meta_fields=["width", "size", "whole"],
+    data_fields=["blocks", "chosen"],
+    meta_fields=["size", "whole"],
 )
 @dataclass(frozen=True)
-class Windows:
-    """A minibatch of neighbouring rows: ``width`` rows from each of ``starts``.
+class BlockSelection:
+    """A minibatch of whole blocks, which are read where they lie: those numbered ``chosen``.
 
-    Of the last window only so many rows are part of it that there are ``size`` in all. Where
-    rows lie in blocks, a window is one of them and ``starts`` are the numbers of blocks.
-    ``whole`` says that these are all rows of the data.
+    Of the last one only so many rows are part of it that there are ``size`` in all. ``whole``
+    says that these are all rows of the data.
     """
 
-    arranged: Arranged
-    starts: Array
-    width: int
+    blocks: Blocks
+    chosen: Array
     size: int
     whole: bool
 
@@ -278,14 +270,13 @@ class AllRows(NamedTuple):
 class Arrangement(NamedTuple):
     """How a scheme wants the rows to lie.
 
-    ``order_seed`` is the seed of a random order, None for the order they have. Every window
-    starts at a multiple of ``block_rows``, or anywhere where that is 0, and is no longer than
-    ``padding``. ``whole`` says that every minibatch is of all rows.
+    ``order_seed`` is the seed of a random order, None for the order they have. Where
+    ``block_rows`` is not 0, a model that reads columns gets :class:`Blocks` of so many.
+    ``whole`` says that every minibatch is of all rows.
     """
 
     order_seed: int | None
     block_rows: int
-    padding: int
     whole: bool
 
 
@@ -294,7 +285,7 @@ class Minibatcher(NamedTuple):
 
     ``init(rng_key) -> state``, ``draw(rng_key, state, rows) -> (minibatch, state)`` and
     ``select(rng_key, state, rows) -> (selection, state)``, the same minibatch as a
-    :class:`Selection` or :class:`Windows` (or the rows themselves, where nothing need be
+    :class:`Selection` or :class:`BlockSelection` (or the rows themselves, where nothing need be
     gathered). ``rows`` is a pytree with leading axis ``num_data``, or, for a scheme with an
     ``arrangement``, what ``minibatch.arrange`` made of it. All are pure and are called inside
     compiled loops.
