@@ -29,6 +29,7 @@ import numpy as np
 
 from mamba_cli import gradients, minibatch
 from mamba_cli.chain import Budget, ChainProgram, MinibatchScheme, NoiseKeyFn, advance
+from mamba_cli.errors import DataError
 from mamba_cli.map_estimate import find_map
 from mamba_cli.models.bnn import bayesian_neural_network
 from mamba_cli.models.logreg import logistic_regression
@@ -225,12 +226,23 @@ def theirs(
     return num_draws / best_s(lambda: run(jax.random.key(1), rows, num_draws), 2)
 
 
-def models(data_dir: str | None, num_train: int) -> Iterable[tuple[Any, np.ndarray]]:
+def models(
+    names: Iterable[str], data_dir: str | None, num_train: int
+) -> Iterable[tuple[Any, np.ndarray]]:
     """The models, each with the centre of its control variates."""
-    logreg = logistic_regression(num_train=num_train, num_test=1)
-    yield logreg, np.asarray(find_map(logreg, rng_key=jax.random.key(0)).position)
-    for load in (probabilistic_matrix_factorization, bayesian_neural_network):
-        model = load(data_dir=data_dir)
+    if "logreg" in names:
+        logreg = logistic_regression(num_train=num_train, num_test=1)
+        yield logreg, np.asarray(find_map(logreg, rng_key=jax.random.key(0)).position)
+    loaders: Mapping[str, Callable[..., Any]] = {
+        "pmf": probabilistic_matrix_factorization,
+        "bnn": bayesian_neural_network,
+    }
+    for name in loaders.keys() & set(names):
+        try:
+            model = loaders[name](data_dir=data_dir)
+        except DataError as error:
+            print(f"{name} is left out: {error}")
+            continue
         yield model, np.asarray(model.initial_position(jax.random.key(0)))
 
 
@@ -297,9 +309,8 @@ def main() -> None:
         f"{rates.flops_per_s / 1e9:.0f} GFLOP/s, {rates.bytes_per_s / 1e9:.1f} GB/s, "
         f"{rates.normals_per_s / 1e6:.0f} million normals/s, {jax.devices()[0].device_kind}"
     )
-    for model, centre in models(arguments.data_dir, arguments.num_train):
-        if model.name not in arguments.models:
-            continue
+    wanted = models(arguments.models, arguments.data_dir, arguments.num_train)
+    for model, centre in wanted:
         arranged: dict[str, dict[Any, PyTree]] = {}
         for name in arguments.samplers:
             for suffix in ("", "_cv"):
