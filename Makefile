@@ -32,7 +32,7 @@ test: $(CHECKS)  ## Format, lint, types, import order and every test
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; \
 	echo "all checks passed"
 
-bench: $(PACKAGE)  ## Time the pieces that have a speed to keep (minutes; leave the machine alone)
+bench: $(CHECKS)  ## Time the pieces that have a speed to keep (minutes; leave the machine alone)
 	@for benchmark in experiments/benchmarks/[!_]*.py; do \
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark" $(ARGS) || exit 1; \
 	done

@@ -34,9 +34,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.compilation import compile_quickly
+from mamba_cli.compilation import compile_fully, compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
+from mamba_cli.minibatch import arrange
+from mamba_cli.noise import threefry
 from mamba_cli.types import (
+    Arrangement,
     Array,
     BlockSums,
     FeatureFn,
@@ -65,6 +68,9 @@ MAX_BLOCKS, MIN_BLOCKS, BLOCK_SUMS_BYTES = 32, 8, 4 << 20
 MAX_STEPS = 2**31 - 1
 """Where a chain ends, whatever its budget: steps are counted in int32."""
 
+QUICK_MAX_DIM = 1_000
+"""Largest dimension for which a quick compilation costs nothing when the program runs."""
+
 LAYOUT_VERSION = 1
 """Raised when the numbers of a saved chain change their meaning but not their names and shapes."""
 
@@ -79,6 +85,12 @@ class LayoutError(Exception):
 
 class MinibatchScheme(Protocol):
     def __call__(self, num_data: int, batch_size: int) -> Minibatcher: ...
+
+
+class NoiseKeyFn(Protocol):
+    """Turns the key of a step into that of the generator of its noise; see ``noise``."""
+
+    def __call__(self, rng_key: Array) -> Array: ...
 
 
 class Budget(NamedTuple):
@@ -243,6 +255,11 @@ class ChainProgram:
         What is summed over all draws.
     block_features
         What is summed over blocks of draws, in float32; see :meth:`Chain.block_sums`.
+    noise
+        Turns the key of a step into that of the generator of its noise.
+    arranged
+        Where copies of the rows in the scheme's order and layout are kept; programs of one
+        estimator may share them.
     """
 
     def __init__(
@@ -256,12 +273,16 @@ class ChainProgram:
         keep_gradients: bool = False,
         features: FeatureFn = moment_features,
         block_features: FeatureFn | None = None,
+        noise: NoiseKeyFn = threefry,
+        arranged: dict[Arrangement | None, PyTree] | None = None,
     ) -> None:
         self._estimator = estimator
         self._sampler = sampler
         self._minibatcher = scheme(num_rows(estimator.rows), batch_size)
+        self._arranged = arranged if arranged is not None else {}
         self._features = features
         self._block_features: FeatureFn = block_features or _no_features
+        self._noise = noise
         self.batch_size = batch_size
         self.capacity = capacity + capacity % 2
         self.keep_gradients = keep_gradients
@@ -270,6 +291,16 @@ class ChainProgram:
         self._run: Any = None
         self._compress = jax.jit(_compress, donate_argnums=0)
         self._merge = jax.jit(_merge_blocks, donate_argnums=0)
+
+    def rows(self) -> PyTree:
+        """What minibatches are drawn from, as the scheme wants it to lie; copied at first use."""
+        wanted = self._minibatcher.arrangement
+        if wanted not in self._arranged:
+            estimator = self._estimator
+            self._arranged[wanted] = arrange(
+                wanted, estimator.rows, columns=estimator.columns, full_data=estimator.full_data
+            )
+        return self._arranged[wanted]
 
     def compile(self, position: np.ndarray, clock: Clock = time.perf_counter) -> float:
         """Compile for positions like ``position`` and run once; return the seconds it took.
@@ -286,12 +317,13 @@ class ChainProgram:
             jnp.asarray(position, jnp.float32),
             jnp.float32(hyperparameters.step_size),
         )
-        data = (self._estimator.rows, self._estimator.constants)
-        start = compile_quickly(jax.jit(self._start_carry).lower(*arguments, *data))
+        data = (self.rows(), self._estimator.constants)
+        compiled = compile_quickly if len(position) <= QUICK_MAX_DIM else compile_fully
+        start = compiled(jax.jit(self._start_carry).lower(*arguments, *data))
         carry = start(*arguments, *data)
         run = jax.jit(self._advance_carry, donate_argnums=0)
         traced = _traced(hyperparameters, 1)
-        self._start, self._run = start, compile_quickly(run.lower(carry, *traced, *data))
+        self._start, self._run = start, compiled(run.lower(carry, *traced, *data))
         carry, _ = jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
         before = clock()
         jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
@@ -312,7 +344,7 @@ class ChainProgram:
             jax.random.key_data(rng_key),
             jnp.asarray(position, jnp.float32),
             jnp.float32(hyperparameters.step_size),
-            self._estimator.rows,
+            self.rows(),
             self._estimator.constants,
         )
         return Chain(hyperparameters, carry, self._zero_sums(carry), 0.0)
@@ -325,7 +357,7 @@ class ChainProgram:
         Returns the carry and the float32 sums of the features over the draws made.
         """
         traced = _traced(hyperparameters, num_steps)
-        return self._run(carry, *traced, self._estimator.rows, self._estimator.constants)
+        return self._run(carry, *traced, self.rows(), self._estimator.constants)
 
     def make_room(self, carry: Carry) -> Carry:
         """Drop every other kept draw and double the stride. Consumes ``carry``."""
@@ -419,7 +451,7 @@ class ChainProgram:
         minibatch, scheme_state = self._minibatcher.select(
             key_batch, self._minibatcher.init(key_scheme), rows
         )
-        state = self._kernel(constants).init(key_init, position, minibatch, step_size)
+        state = self._kernel(constants).init(self._noise(key_init), position, minibatch, step_size)
         dim = position.shape[0]
         return Carry(
             sampler=state,
@@ -460,12 +492,12 @@ class ChainProgram:
             if refresh is not None:
                 state = lax.cond(
                     carry.step % num_integration_steps == 0,
-                    lambda s: refresh(key_refresh, s, step_size),
+                    lambda s: refresh(self._noise(key_refresh), s, step_size),
                     lambda s: s,
                     state,
                 )
             minibatch, scheme_state = self._minibatcher.select(key_batch, carry.minibatch, rows)
-            state = kernel.step(key_step, state, minibatch, step_size)
+            state = kernel.step(self._noise(key_step), state, minibatch, step_size)
             # The square, so that a draw whose second moment would overflow is not summed.
             finite = jnp.isfinite(jnp.vdot(state.position, state.position))
             moved = carry._replace(

@@ -12,7 +12,11 @@ import jax
 import pooch
 
 QUICK_ON_CPU: dict[str, bool] = {"xla_cpu_use_fusion_emitters": False}
-"""Halves the time to compile a chain on a CPU, and costs nothing measurable when it runs."""
+"""Halves the time to compile a chain on a CPU.
+
+A short vector costs the same when the program runs; normal variates in 52,580 dimensions take
+2.7 times as long.
+"""
 
 
 def compile_quickly(lowered: Any) -> Any:
@@ -34,6 +38,11 @@ def cpu_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def compile_fully(lowered: Any) -> Any:
+    """Compile a lowered program for speed."""
+    return lowered.compile()
 
 
 def use_cache() -> None:

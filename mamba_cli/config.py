@@ -41,6 +41,7 @@ TOP_LEVEL_KEYS = (
     "sampler",
     "tuner",
     "minibatch",
+    "noise",
     "budget",
     "evaluation",
     "ground_truth",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,17 @@ import numpy as np
 from jax import lax
 
 from mamba_cli.compilation import cpu_threads
-from mamba_cli.minibatch import gather
+from mamba_cli.minibatch import columns_of, gather
 from mamba_cli.types import (
+    AllRows,
     Array,
+    BlockSelection,
+    HasControlVariates,
     HasFullLikelihood,
     HasLogLikelihoods,
     Model,
     PyTree,
+    ReadsColumns,
     Selection,
 )
 
@@ -38,6 +42,9 @@ BLOCK_ROWS = 1024
 MINIBATCH_BLOCK_BYTES = 96 * 1024
 MIN_MINIBATCH_BLOCK_ROWS = 2048
 """A minibatch larger than both is gathered in blocks."""
+
+STATISTICS_ROWS = 4096
+"""Rows whose statistics at the centre of control variates are made at a time."""
 
 CHUNKS = (16, 32)
 """Positions whose full-data gradients share one pass over the rows."""
@@ -54,12 +61,16 @@ class GradientEstimator(NamedTuple):
     """A stochastic gradient, with its arrays apart so that programs take them as arguments.
 
     ``rows`` is what minibatches are drawn from (leading axis N), ``constants`` whatever
-    else ``estimate(constants, position, minibatch) -> [dim]`` needs.
+    else ``estimate(constants, position, minibatch) -> [dim]`` needs. ``columns`` says that
+    ``estimate`` takes :class:`~mamba_cli.types.Columns`, and ``full_data``, if there is any, is
+    what it takes as :class:`~mamba_cli.types.AllRows`.
     """
 
     rows: PyTree
     constants: PyTree
     estimate: EstimateFn
+    columns: bool = False
+    full_data: PyTree = None
 
 
 def num_rows(rows: PyTree) -> int:
@@ -73,43 +84,119 @@ def standard(model: Model) -> GradientEstimator:
     def estimate(constants: PyTree, position: Array, minibatch: PyTree) -> Array:
         return scaled_gradient(model, position, minibatch)
 
-    return GradientEstimator(model.data, (), estimate)
+    return GradientEstimator(model.data, (), estimate, **_layouts(model))
 
 
 def control_variates(model: Model, centre: Array) -> GradientEstimator:
     """The gradient with control variates g^ around ``centre`` ``[dim]``.
 
-    At ``position == centre`` every minibatch gives the full gradient exactly.
+    At ``position == centre`` every minibatch gives the full gradient: exactly, or to the
+    rounding of float32 where the model keeps statistics of the centre
+    (:class:`~mamba_cli.types.HasControlVariates`). A minibatch of all rows is the full gradient.
     """
     at_centre = full_gradients(model)(np.asarray(centre)[None])[0]
     constants = {"centre": centre, "gradient_at_centre": jnp.asarray(at_centre)}
+    rows, difference_of, data_of = _differences(model, centre)
 
     def estimate(constants: PyTree, position: Array, minibatch: PyTree) -> Array:
-        likelihood_gradient = jax.grad(model.log_likelihood)
+        if is_whole(minibatch):
+            return scaled_gradient(model, position, minibatch, data_of)
 
         def difference(rows: PyTree) -> Array:
-            here = likelihood_gradient(position, rows)
-            return here - likelihood_gradient(constants["centre"], rows)
+            return difference_of(position, constants["centre"], rows)
 
         prior_gradient = jax.grad(model.log_prior)
         prior = prior_gradient(position) - prior_gradient(constants["centre"])
-        scale = model.num_data / size_of(minibatch)
+        scale = model.num_data / size_of(minibatch, model.num_data)
         likelihood = scale * sum_over_minibatch(difference, minibatch)
         return constants["gradient_at_centre"] + (prior + likelihood)
 
-    return GradientEstimator(model.data, constants, estimate)
+    return GradientEstimator(rows, constants, estimate, **_layouts(model))
 
 
-def scaled_gradient(model: Model, position: Array, minibatch: PyTree) -> Array:
-    """grad log prior + (N/n) grad log likelihood of the minibatch, ``[dim]``."""
-    scale = model.num_data / size_of(minibatch)
+def _layouts(model: Model) -> dict[str, Any]:
+    return {
+        "columns": isinstance(model, ReadsColumns) and model.reads_columns,
+        "full_data": model.full_data if isinstance(model, HasFullLikelihood) else None,
+    }
+
+
+def _differences(
+    model: Model, centre: Array
+) -> tuple[PyTree, Callable[[Array, Array, PyTree], Array], Callable[[PyTree], PyTree]]:
+    """What minibatches are drawn from, the difference of two gradients there, and their data.
+
+    The statistics of the centre, where the model has any, are drawn along with the data.
+    """
+
+    def two_gradients(position: Array, centre: Array, rows: PyTree) -> Array:
+        likelihood_gradient = jax.grad(model.log_likelihood)
+        return likelihood_gradient(position, rows) - likelihood_gradient(centre, rows)
+
+    if not isinstance(model, HasControlVariates):
+        return model.data, two_gradients, lambda rows: rows
+    own = model
+    statistics = statistics_of_blocks(own, centre, model.data)
+    if not jax.tree.leaves(statistics):
+
+        def without(position: Array, centre: Array, rows: PyTree) -> Array:
+            return own.gradient_difference(position, centre, rows, statistics)
+
+        return model.data, without, lambda rows: rows
+
+    def with_statistics(position: Array, centre: Array, rows: PyTree) -> Array:
+        return own.gradient_difference(position, centre, *rows)
+
+    return (model.data, statistics), with_statistics, lambda rows: rows[0]
+
+
+def statistics_of_blocks(model: HasControlVariates, centre: Array, data: PyTree) -> PyTree:
+    """``centre_statistics`` of all rows, made a block at a time."""
+    of_block = jax.jit(model.centre_statistics)
+    parts = []
+    for start in range(0, num_rows(data), STATISTICS_ROWS):
+        stop = start + STATISTICS_ROWS
+        block = jax.tree.map(lambda leaf: leaf[start:stop], data)  # noqa: B023
+        parts.append(of_block(centre, block))
+        if not jax.tree.leaves(parts[0]):
+            return parts[0]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def scaled_gradient(
+    model: Model,
+    position: Array,
+    minibatch: PyTree,
+    data_of: Callable[[PyTree], PyTree] = lambda rows: rows,
+) -> Array:
+    """grad log prior + (N/n) grad log likelihood of the minibatch, ``[dim]``.
+
+    ``data_of`` picks the model's data from rows that have more.
+    """
+    prior = jax.grad(model.log_prior)(position)
+    if isinstance(minibatch, AllRows):
+        assert isinstance(model, HasFullLikelihood)
+        return prior + jax.grad(model.full_log_likelihood)(position, minibatch.full_data)
+    scale = model.num_data / size_of(minibatch, model.num_data)
     likelihood_gradient = jax.grad(model.log_likelihood)
-    likelihood = sum_over_minibatch(lambda rows: likelihood_gradient(position, rows), minibatch)
-    return jax.grad(model.log_prior)(position) + scale * likelihood
+    likelihood = sum_over_minibatch(
+        lambda rows: likelihood_gradient(position, data_of(rows)), minibatch
+    )
+    return prior + scale * likelihood
 
 
-def size_of(minibatch: PyTree) -> int:
+def is_whole(minibatch: PyTree) -> bool:
+    """Whether a minibatch is known to be all rows of the data."""
+    blocks = isinstance(minibatch, BlockSelection) and minibatch.whole
+    return blocks or isinstance(minibatch, AllRows)
+
+
+def size_of(minibatch: PyTree, num_data: int) -> int:
     """Rows of a minibatch, gathered or not."""
+    if isinstance(minibatch, AllRows):
+        return num_data
+    if isinstance(minibatch, BlockSelection):
+        return minibatch.size
     return num_rows(minibatch.indices if isinstance(minibatch, Selection) else minibatch)
 
 
@@ -117,21 +204,48 @@ def sum_over_minibatch(function: Callable[[PyTree], PyTree], minibatch: PyTree) 
     """``function``, a sum over rows, of the rows of a minibatch, taken in blocks.
 
     A block is gathered and used while it is in the cache of the core that gathered it:
-    for 10,000 rows of 40 bytes this takes two thirds of the time of one gather.
+    for 10,000 rows of 40 bytes this takes two thirds of the time of one gather. Blocks of
+    columns are read one by one, where they lie.
     """
+    if isinstance(minibatch, BlockSelection):
+        return _sum_over_selection(function, minibatch)
     if not isinstance(minibatch, Selection):
         return function(minibatch)
     rows, indices = minibatch
-    row_bytes = max(1, sum(leaf.nbytes // num_rows(rows) for leaf in jax.tree.leaves(rows)))
-    block_rows = max(MINIBATCH_BLOCK_BYTES // row_bytes, MIN_MINIBATCH_BLOCK_ROWS)
+    block_rows = _block_rows(rows)
     if len(indices) <= block_rows:
         return function(gather(rows, indices))
 
     def of_block(indices: Array) -> PyTree:
         return function(lax.optimization_barrier(gather(rows, indices)))
 
+    return sum_over_blocks(of_block, indices, block_rows)
+
+
+def _block_rows(rows: PyTree) -> int:
+    row_bytes = max(1, sum(leaf.nbytes // num_rows(rows) for leaf in jax.tree.leaves(rows)))
+    block_rows = max(MINIBATCH_BLOCK_BYTES // row_bytes, MIN_MINIBATCH_BLOCK_ROWS)
     # Whole cache lines and vectors: a block of an odd size takes twice as long.
-    return sum_over_blocks(of_block, indices, block_rows - block_rows % 128)
+    return block_rows - block_rows % 128
+
+
+def _sum_over_selection(function: Callable[[PyTree], PyTree], minibatch: BlockSelection) -> PyTree:
+    blocks, chosen = minibatch.blocks, minibatch.chosen
+    num_full = minibatch.size // blocks.block_rows
+
+    def of_block(index: Array | int, size: int = blocks.block_rows) -> PyTree:
+        return function(columns_of(blocks, chosen[index], size))
+
+    shapes = jax.eval_shape(of_block, 0)
+    total = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    if num_full == 1:
+        total = of_block(0)
+    elif num_full > 1:
+        total = lax.fori_loop(
+            0, num_full, lambda i, sums: jax.tree.map(jnp.add, sums, of_block(i)), total
+        )
+    rest = minibatch.size - num_full * blocks.block_rows
+    return jax.tree.map(jnp.add, total, of_block(num_full, rest)) if rest else total
 
 
 def all_data(model: Model) -> PyTree:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mamba_cli import adaptive_grid, artifacts, gradients, nuts_cost, replay, report
 from mamba_cli.artifacts import RunFolder
-from mamba_cli.chain import MinibatchScheme
+from mamba_cli.chain import MinibatchScheme, NoiseKeyFn
 from mamba_cli.config import (
     FixedSettings,
     GridSettings,
@@ -177,6 +177,7 @@ class Parts:
     reward: AnyReward | None
     sampler: Sampler
     scheme: MinibatchScheme
+    noise: NoiseKeyFn
 
     @classmethod
     def of(cls, cfg: DictConfig) -> Parts:
@@ -184,7 +185,8 @@ class Parts:
         reward = build(cfg.tuner.reward, "tuner.reward") if "reward" in cfg.tuner else None
         sampler = build(cfg.sampler.kernel, "sampler.kernel")
         sampler(lambda position, minibatch: position)  # a kernel checks its parameters when made
-        return cls(reward, sampler, build(cfg.minibatch, "minibatch"))
+        scheme, noise = build(cfg.minibatch, "minibatch"), build(cfg.noise, "noise")
+        return cls(reward, sampler, scheme, noise)
 
 
 class Run:
@@ -355,6 +357,7 @@ class Run:
             estimator=estimator,
             sampler=self.parts.sampler,
             scheme=self.parts.scheme,
+            noise=self.parts.noise,
             capacity=2 * max(scored, self.settings.evaluation.max_draws),
             keep_gradients=keeps_gradients,
             pace=self.pace,

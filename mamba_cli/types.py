@@ -13,6 +13,8 @@ Conventions, the same everywhere
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -135,6 +137,40 @@ class HasNamedParameters(Protocol):
         ...
 
 
+class Columns(NamedTuple):
+    """Rows of one array, the rows on the fastest axis: ``values`` is ``[dim, n]``.
+
+    Neighbouring rows are then read and worked on as vectors, whatever their length.
+    """
+
+    values: Array
+
+
+@runtime_checkable
+class ReadsColumns(Protocol):
+    """A model whose likelihood takes its data as :class:`Columns` too, and faster."""
+
+    @property
+    def reads_columns(self) -> bool: ...
+
+
+@runtime_checkable
+class HasControlVariates(Protocol):
+    """A model that knows a cheap way to the difference of two gradients on the same rows.
+
+    ``centre_statistics(centre, rows)`` are arrays with the leading axis of ``rows``, made once
+    for all data; a minibatch of them comes with the minibatch of the data. They may be none.
+    ``gradient_difference(position, centre, rows, statistics)`` is the gradient of
+    ``log_likelihood(., rows)`` at ``position`` less that at ``centre``, ``[dim]``.
+    """
+
+    def centre_statistics(self, centre: Array, rows: PyTree) -> PyTree: ...
+
+    def gradient_difference(
+        self, position: Array, centre: Array, rows: PyTree, statistics: PyTree
+    ) -> Array: ...
+
+
 class GradientFn(Protocol):
     """An estimate of the gradient of the log posterior from one minibatch."""
 
@@ -202,18 +238,76 @@ class Selection(NamedTuple):
     indices: Array
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["columns"],
+    meta_fields=["num_data", "block_rows"],
+)
+@dataclass(frozen=True)
+class Blocks:
+    """Rows as columns in blocks, leaves ``[num_blocks, ..., block_rows]``.
+
+    A block is in one piece of memory. The end of the last one may be padding.
+    """
+
+    columns: PyTree
+    num_data: int
+    block_rows: int
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["blocks", "chosen"],
+    meta_fields=["size", "whole"],
+)
+@dataclass(frozen=True)
+class BlockSelection:
+    """A minibatch of whole blocks, which are read where they lie: those numbered ``chosen``.
+
+    Of the last one only so many rows are part of it that there are ``size`` in all. ``whole``
+    says that these are all rows of the data.
+    """
+
+    blocks: Blocks
+    chosen: Array
+    size: int
+    whole: bool
+
+
+class AllRows(NamedTuple):
+    """The minibatch of all rows, as a model with a likelihood of all rows in one piece has them."""
+
+    full_data: PyTree
+
+
+class Arrangement(NamedTuple):
+    """How a scheme wants the rows to lie.
+
+    ``order_seed`` is the seed of a random order, None for the order they have. Where
+    ``block_rows`` is not 0, a model that reads columns gets :class:`Blocks` of so many.
+    ``whole`` says that every minibatch is of all rows.
+    """
+
+    order_seed: int | None
+    block_rows: int
+    whole: bool
+
+
 class Minibatcher(NamedTuple):
     """How minibatches are drawn.
 
     ``init(rng_key) -> state``, ``draw(rng_key, state, rows) -> (minibatch, state)`` and
     ``select(rng_key, state, rows) -> (selection, state)``, the same minibatch as a
-    :class:`Selection` (or the rows themselves, where nothing need be gathered). ``rows`` is a
-    pytree with leading axis ``num_data``. All are pure and are called inside compiled loops.
+    :class:`Selection` or :class:`BlockSelection` (or the rows themselves, where nothing need be
+    gathered). ``rows`` is a pytree with leading axis ``num_data``, or, for a scheme with an
+    ``arrangement``, what ``minibatch.arrange`` made of it. All are pure and are called inside
+    compiled loops.
     """
 
     init: Any
     draw: Any
     select: Any
+    arrangement: Arrangement | None = None
 
 
 class FeatureFn(Protocol):

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme
+from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme, NoiseKeyFn
 from mamba_cli.errors import is_out_of_memory
 from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
+from mamba_cli.noise import threefry
 from mamba_cli.pacing import Pace, WallClock
 from mamba_cli.types import (
+    Arrangement,
     Array,
     FeatureFn,
     HasFullLikelihood,
@@ -73,6 +75,8 @@ class Workbench:
         What chains sum over blocks of draws, for a reward that is read off these sums.
     whitening
         The coordinates of rewards that ask for them.
+    noise
+        Turns the key of a step into that of the generator of its noise.
     clock
         Seconds, monotonic; tests put their own here.
     pace
@@ -88,10 +92,12 @@ class Workbench:
     keep_gradients: bool = False
     block_features: FeatureFn | None = None
     whitening: Whitening | None = None
+    noise: NoiseKeyFn = threefry
     clock: Clock = time.perf_counter
     pace: Pace = field(default_factory=WallClock)
     seconds: Seconds = field(default_factory=Seconds)
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
+    _arranged: dict[Arrangement | None, PyTree] = field(default_factory=dict)
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
     _log_density: Callable[[np.ndarray, PyTree], Array] | None = None
     _predict_sum: SumFn | None = None
@@ -113,6 +119,8 @@ class Workbench:
         """
         programs = {size: self._uncompiled(size) for size in dict.fromkeys(batch_sizes)}
         began = self.clock()
+        for program in programs.values():
+            program.rows()  # before the threads, which share them
 
         def seconds_of(program: ChainProgram) -> float:
             try:
@@ -148,6 +156,8 @@ class Workbench:
                 capacity=self.capacity,
                 keep_gradients=self.keep_gradients,
                 block_features=self.block_features,
+                noise=self.noise,
+                arranged=self._arranged,
             )
         return self._programs[batch_size]
 

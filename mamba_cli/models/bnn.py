@@ -53,6 +53,18 @@ class Parameters(NamedTuple):
     hidden_biases: Array  # b [num_hidden]
 
 
+class Backward(NamedTuple):
+    """What the gradient of a row is made of, besides its image."""
+
+    activations: Array  # h = phi(x B + b) [n, num_hidden]
+    outputs: Array  # r = one-hot label - beta [n, num_classes], d log likelihood / d output
+    hidden: Array  # d = phi'(x B + b)^T A r [n, num_hidden], the same of the hidden layer
+
+
+def _pixels(images: Array) -> Array:
+    return images.astype(jnp.float32) / LARGEST_BYTE
+
+
 @dataclass(frozen=True, eq=False)
 class BayesianNeuralNetwork:
     """The network as a :class:`mamba_cli.types.Model`.
@@ -131,8 +143,7 @@ class BayesianNeuralNetwork:
     def logits(self, position: Array, images: Array) -> Array:
         """phi(x B + b) A + a for images as bytes, ``[n, num_classes]``."""
         p = self.unravel(position)
-        pixels = images.astype(jnp.float32) / LARGEST_BYTE
-        hidden = ACTIVATIONS[self.activation](pixels @ p.hidden_weights + p.hidden_biases)
+        hidden = ACTIVATIONS[self.activation](_pixels(images) @ p.hidden_weights + p.hidden_biases)
         return hidden @ p.output_weights + p.output_biases
 
     def log_likelihood(self, position: Array, minibatch: LabelledImages) -> Array:
@@ -140,6 +151,41 @@ class BayesianNeuralNetwork:
         logits = self.logits(position, minibatch.images)
         one_hot = jax.nn.one_hot(minibatch.labels, self.num_classes)
         return jnp.sum(logits * one_hot) - jnp.sum(jax.nn.logsumexp(logits, axis=-1))
+
+    def centre_statistics(self, centre: Array, rows: LabelledImages) -> Backward:
+        """Activations and residuals at the centre, of every row."""
+        return self._backward(self.unravel(centre), rows)
+
+    def gradient_difference(
+        self, position: Array, centre: Array, rows: LabelledImages, statistics: Backward
+    ) -> Array:
+        """Gradient of ``log_likelihood`` at ``position`` less that at ``centre``, ``[dim]``.
+
+        With the residuals d of the hidden layer, the gradient of its weights is x^T d: that of
+        the difference is x^T (d - d*), one product for both. Those of the output layer, h^T r
+        and h*^T r*, are products of the rows put side by side.
+        """
+        here, there = self._backward(self.unravel(position), rows), statistics
+        outputs = here.outputs - there.outputs
+        hidden = here.hidden - there.hidden
+        return self.ravel(
+            Parameters(
+                output_weights=jnp.concatenate([here.activations, -there.activations]).T
+                @ jnp.concatenate([here.outputs, there.outputs]),
+                hidden_weights=_pixels(rows.images).T @ hidden,
+                output_biases=jnp.sum(outputs, axis=0),
+                hidden_biases=jnp.sum(hidden, axis=0),
+            )
+        )
+
+    def _backward(self, p: Parameters, rows: LabelledImages) -> Backward:
+        activation = ACTIVATIONS[self.activation]
+        logits = _pixels(rows.images) @ p.hidden_weights + p.hidden_biases
+        activations, pull_back = jax.vjp(activation, logits)
+        beta = jax.nn.softmax(activations @ p.output_weights + p.output_biases)
+        outputs = jax.nn.one_hot(rows.labels, self.num_classes) - beta
+        (hidden,) = pull_back(outputs @ p.output_weights.T)
+        return Backward(activations, outputs, hidden)
 
     def predict(self, position: Array, inputs: Array) -> Array:
         """Class probabilities of images as bytes, ``[num_inputs, num_classes]``."""

@@ -133,6 +133,34 @@ def test_gradient_equals_the_one_derived_by_hand(model: ProbabilisticMatrixFacto
         )
 
 
+@pytest.mark.parametrize("batch", [slice(0, 1), slice(7, 30), slice(0, 60)])
+def test_the_difference_of_two_gradients_on_the_same_rows(
+    model: ProbabilisticMatrixFactorization, batch: slice
+) -> None:
+    position, centre = random_position(model, 1), random_position(model, 2)
+    rows = jax.tree.map(lambda leaf: leaf[batch], model.data)
+    statistics = jax.jit(model.centre_statistics)(as_float32(centre), rows)
+    difference = jax.jit(model.gradient_difference)
+    found = difference(as_float32(position), as_float32(centre), rows, statistics)
+    train, mean = small_fold().train, small_fold().train.ratings.astype(np.float64).mean()
+    expected = np.zeros(model.dim)
+    for at, sign in ((position, 1.0), (centre, -1.0)):
+        u, _, _, v, _, _ = blocks_of(at)
+        du, dv = np.zeros_like(u), np.zeros_like(v)
+        columns = (column[batch] for column in train)
+        for i, j, rating in zip(*columns, strict=True):
+            residual = float(rating) - mean - u[i] @ v[j]
+            du[i] += ALPHA * residual * v[j]
+            dv[j] += ALPHA * residual * u[i]
+        first = NUM_USERS * LATENT_DIM
+        start = first + 2 * LATENT_DIM
+        expected[:first] += sign * du.ravel()
+        expected[start : start + dv.size] += sign * dv.ravel()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max() + 1e-5)
+    at_centre = difference(as_float32(centre), as_float32(centre), rows, statistics)
+    np.testing.assert_allclose(at_centre, 0, atol=1e-5)
+
+
 def test_the_gradient_derived_by_hand_agrees_with_differences(
     model: ProbabilisticMatrixFactorization,
 ) -> None:
