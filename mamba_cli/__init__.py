@@ -4,7 +4,7 @@
 
     import mamba_cli as mamba
 
-    tuned = mamba.tune(model, sampler="sgld_cv", reward="ksd", longest_arm_s=10, seed=0)
+    tuned = mamba.tune(model, sampler="sgld_cv", longest_arm_s=10, seed=0)
     draws = mamba.sample(tuned, seconds=30)
 
 Nothing is imported before it is used.

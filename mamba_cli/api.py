@@ -236,7 +236,7 @@ class Draws(Mapping[str, np.ndarray]):
 def tune(
     model: Model | str,
     sampler: str = "sgld_cv",
-    reward: str = "ksd",
+    reward: str | None = None,
     *,
     longest_arm_s: float = 1.0,
     seed: int = 0,
@@ -257,7 +257,8 @@ def tune(
     sampler
         An option of the group ``sampler``: ``"sgld"``, ``"sghmc_cv"``, ...
     reward
-        An option of the group ``reward``: ``"ksd"``, ``"fssd"``, ...
+        An option of the group ``reward``: ``"ksd"``, ``"fssd"``, ...; ranked as the paper does.
+        ``None`` is the recommended tuner, ``tuner=mamba`` of the command line.
     longest_arm_s
         R, the seconds of sampling that the arm which goes furthest gets.
     seed
@@ -305,8 +306,10 @@ def tune(
         keys.append(f"tuner.grid.step_size={[float(size) for size in step_sizes]}")
     if batch_percents is not None:
         keys.append(f"tuner.grid.batch_percent={[float(percent) for percent in batch_percents]}")
-    _check_option("reward", reward)
-    groups = ["tuner=mamba_ksd", f"reward@tuner.reward={reward}"]
+    groups = ["tuner=mamba"]
+    if reward is not None:
+        _check_option("reward", reward)
+        groups = ["tuner=mamba_ksd", f"reward@tuner.reward={reward}"]
     asked = [*groups, f"budget.clock={clock}", *keys, *overrides]
     with _run(model, sampler, seed, asked, run_dir, progress) as run:
         best = run.winner()

@@ -66,7 +66,7 @@ def test_the_winner_is_that_of_the_records(tuned: mamba.Tuned) -> None:
     assert tuned.winner == Hyperparameters(float(won["step_size"].iloc[0]), 1, 1)
     assert tuned.best.iloc[0]["arm"] == won["arm"].iloc[0]
     assert sorted(tuned.best["arm"]) == [0, 1, 2]
-    assert "by ksd over 3 arms" in repr(tuned)
+    assert "by stein_moments over 3 arms" in repr(tuned)
     assert "<table" in tuned._repr_html_()
 
 

@@ -539,3 +539,16 @@ def test_build_passes_on_what_the_target_raises() -> None:
     node = OmegaConf.create({"_target_": f"{__name__}.Friction", "alpha": -1.0})
     with pytest.raises(DataError, match="alpha is negative"):
         config.build(node, "kernel")
+
+
+@pytest.mark.parametrize("model", ["python", "numpyro"])
+def test_models_of_ones_own_have_the_recommended_tuner_unless_one_is_named(
+    compose: Callable[..., DictConfig], model: str
+) -> None:
+    cfg = compose(f"model={model}")
+    assert (cfg.tuner.name, cfg.tuner.reward.name) == ("mamba", "stein_moments")
+    assert cfg.run_dir == f"results/runs/{model}/sgld/mamba/seed-0"
+    assert compose(f"model={model}", "tuner.longest_arm_s=3").tuner.guards is True
+    assert compose(f"model={model}", "tuner=mamba_ksd").tuner.name == "mamba_ksd"
+    assert compose("tuner=grid", f"model={model}").tuner.name == "grid"
+    assert compose("model=logreg").tuner.name == "mamba_ksd"
