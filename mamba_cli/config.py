@@ -259,6 +259,7 @@ class GroundTruthSettings:
     num_chains: int
     whiten: bool
     criterion: str  # positions | predictions
+    converged_share: float
     max_r_hat: float
     min_ess: float
     recompute: bool
@@ -812,6 +813,7 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
             "num_chains",
             "whiten",
             "criterion",
+            "converged_share",
             "max_r_hat",
             "min_ess",
             "recompute",
@@ -828,12 +830,16 @@ def _ground_truth(section: _Section) -> GroundTruthSettings | None:
     max_r_hat = _real(section.key("max_r_hat"), section.get("max_r_hat"), "above 1")
     if max_r_hat <= 1.0:
         raise _refusal(section.key("max_r_hat"), max_r_hat, "a finite number above 1")
+    share = _real(section.key("converged_share"), section.get("converged_share"), "at most 1")
+    if not 0 < share <= 1:
+        raise _refusal(section.key("converged_share"), share, "above 0 and at most 1")
     return GroundTruthSettings(
         num_draws=num_draws,
         num_warmup=section.integer("num_warmup", at_least=1),
         num_chains=num_chains,
         whiten=section.flag("whiten"),
         criterion=section.choice("criterion", ("positions", "predictions")),
+        converged_share=share,
         max_r_hat=max_r_hat,
         min_ess=section.above_zero("min_ess"),
         recompute=section.flag("recompute"),

@@ -126,6 +126,9 @@ class NutsSettings:
     criterion
         What ``max_r_hat`` and ``min_ess`` are asked of: ``positions``, every coordinate, or
         ``predictions``, those for the test inputs and the log posterior.
+    converged_share
+        Share of the coordinates, or of the predictions, of which that is asked. The log posterior
+        is always among them, and the worst of all is reported.
     block_draws
         Draws per chain between two checkpoints. Changes no draw.
     max_stored_bytes
@@ -143,6 +146,7 @@ class NutsSettings:
     max_r_hat: float = 1.01
     min_ess: float = 400.0
     criterion: str = "positions"
+    converged_share: float = 1.0
     block_draws: int = 50
     max_stored_bytes: int = 256 * 1024**2
 
@@ -171,6 +175,12 @@ class NutsSettings:
             self.criterion in CRITERIA,
             " or ".join(CRITERIA),
         )
+        _require(
+            "converged_share",
+            self.converged_share,
+            0 < self.converged_share <= 1,
+            "above 0 and at most 1",
+        )
         _require("target_accept", self.target_accept, 0 < self.target_accept < 1, "between 0 and 1")
 
     @property
@@ -181,7 +191,14 @@ class NutsSettings:
 DEFAULT_SETTINGS = NutsSettings()
 
 # Settings that decide whether a result is good enough, or when it is saved; not which it is.
-_WITHOUT_EFFECT = ("max_r_hat", "min_ess", "criterion", "block_draws", "max_stored_bytes")
+_WITHOUT_EFFECT = (
+    "max_r_hat",
+    "min_ess",
+    "criterion",
+    "converged_share",
+    "block_draws",
+    "max_stored_bytes",
+)
 
 
 NOTHING = np.zeros(0)
@@ -1124,27 +1141,44 @@ def check_converged(truth: GroundTruth, settings: NutsSettings) -> None:
     Raises
     ------
     NothingUsableError
-        The largest R-hat is above ``settings.max_r_hat``, or the smallest bulk or tail ESS below
-        ``settings.min_ess``, or one of them is not a number; of what ``settings.criterion`` says.
+        Of what ``settings.criterion`` says, fewer than ``settings.converged_share`` have an R-hat
+        of at most ``settings.max_r_hat`` and a bulk and a tail ESS of at least
+        ``settings.min_ess``; or the log posterior has not. One that is not a number is too large
+        or too small.
     """
-    of_what = "of the coordinates"
+    of_what = "coordinates"
     r_hats, bulks, tails = truth.r_hat, truth.ess_bulk, truth.ess_tail
     if settings.criterion == "predictions":
-        of_what = "of the predictions and the log posterior"
-        r_hats = np.append(truth.prediction_r_hat, _or_nan(truth.log_density_r_hat))
-        bulks = np.append(truth.prediction_ess_bulk, _or_nan(truth.log_density_ess))
+        of_what = "predictions"
+        r_hats, bulks = truth.prediction_r_hat, truth.prediction_ess_bulk
         tails = truth.prediction_ess_tail
-    r_hat, bulk, tail = float(np.max(r_hats)), float(np.min(bulks)), float(np.min(tails))
-    # Each on its own: min() of a number and NaN is the number, where it comes first.
-    if r_hat <= settings.max_r_hat and bulk >= settings.min_ess and tail >= settings.min_ess:
+    # Comparisons with NaN are false, which is what they should be here.
+    enough = (bulks >= settings.min_ess) & (tails >= settings.min_ess)
+    share = float(np.mean((r_hats <= settings.max_r_hat) & enough))
+    found = (
+        f"{100 * share:.4g} % of the {of_what} have converged (needed "
+        f"{100 * settings.converged_share:g} %): R-hat {_worst(r_hats, np.max):.4g} at the worst "
+        f"(allowed {settings.max_r_hat:g}), ESS {_worst(bulks, np.min):.0f} in the bulk and "
+        f"{_worst(tails, np.min):.0f} in the tails (needed {settings.min_ess:g})"
+    )
+    usable = share >= settings.converged_share
+    if settings.criterion == "predictions":
+        r_hat, ess = _or_nan(truth.log_density_r_hat), _or_nan(truth.log_density_ess)
+        usable = usable and r_hat <= settings.max_r_hat and ess >= settings.min_ess
+        found += f"; the log posterior has an R-hat of {r_hat:.4g} and an ESS of {ess:.0f}"
+    if usable:
         return
     raise NothingUsableError(
-        f"the ground truth did not converge: {of_what}, largest R-hat {r_hat:.4g} (allowed "
-        f"{settings.max_r_hat:g}), smallest ESS {bulk:.0f} in the bulk and {tail:.0f} in the tails "
-        f"(needed {settings.min_ess:g}), {truth.num_divergences} divergences, from "
+        f"the ground truth did not converge: {found}; {truth.num_divergences} divergences, from "
         f"{truth.num_draws} draws of {truth.num_chains} chains; raise ground_truth.num_draws or "
         f"ground_truth.num_warmup, or do without (ground_truth=none)"
     )
+
+
+def _worst(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
+    """The largest or smallest that is a number."""
+    numbers = values[np.isfinite(values)]
+    return float(of(numbers)) if numbers.size else math.nan
 
 
 def _or_nan(value: float | None) -> float:
