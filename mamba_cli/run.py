@@ -449,9 +449,9 @@ class Run:
             )
         if _reads_own_gradients(reward) and _is_reshuffled(bench, arms):
             logger.warning(
-                "tuner.reward=%s reads the sampler's own gradients, which depend on where the chain "
-                "has been under minibatch=reshuffle: what reshuffling gains in accuracy is not "
-                "seen. A reward on full gradients sees it, reward@tuner.reward=whitened_ksd",
+                "tuner.reward=%s reads the sampler's own gradients, which depend on where the "
+                "chain has been under minibatch=reshuffle: what reshuffling gains in accuracy is "
+                "not seen. A reward on full gradients sees it, reward@tuner.reward=whitened_ksd",
                 reward.name,
             )
         if isinstance(reward, AsksForWhitening):
