@@ -77,14 +77,16 @@ class Moments:
         """What is kept at ``path``; no repeats where there is no file, or a damaged one."""
         arrays, _ = artifacts.read_arrays(path) or ({}, {})
         nothing = np.zeros((0, 0))
+        std = arrays.get("std", nothing)
         reference = None
         if "reference_std" in arrays:
             of_predictions = arrays.get("reference_prediction_std", NO_PREDICTIONS)
             reference = Reference(arrays["reference_std"], of_predictions)
         return cls(
             arrays.get("mean", nothing),
-            arrays.get("std", nothing),
-            arrays.get("prediction_std", nothing),
+            std,
+            # A file of a version that kept no predictions has as many repeats without any.
+            arrays.get("prediction_std", np.zeros((len(std), 0))),
             reference,
         )
 

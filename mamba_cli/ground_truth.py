@@ -565,9 +565,10 @@ def sample(
 
     start_s = clock()
     programs = _compile(model, keys, jnp.asarray(starts, jnp.float32), target, settings)
-    if saved is not None and saved.layout != _layout(programs.state_like):
+    unusable = None if saved is None else _why_unusable(saved, programs, predictions)
+    if unusable is not None:
         assert checkpoint_dir is not None
-        logger.warning("%s is of another version of the sampler: it starts again", checkpoint_dir)
+        logger.warning("%s is of another %s: it starts again", checkpoint_dir, unusable)
         _clear(checkpoint_dir)
         return sample(
             model,
@@ -613,6 +614,15 @@ def sample(
     finally:
         reporter.finish()
     return _samples(coordinates, state, progress, kept, thinning)
+
+
+def _why_unusable(saved: _Checkpoint, programs: _Programs, predictions: _Predictions) -> str | None:
+    """What a checkpoint has another of than the chains that would go on from it, if anything."""
+    if saved.layout != _layout(programs.state_like):
+        return "version of the sampler"
+    if len(saved.progress.predictions.mean) != predictions.num:
+        return "ground_truth.criterion"
+    return None
 
 
 def _tell_memory(model: Model, settings: NutsSettings, reporter: Reporter) -> None:
@@ -673,6 +683,12 @@ class _Predictions:
             self.program = jax.jit(lambda z, inputs: jnp.ravel(model.predict(z, inputs)))
             position = jax.ShapeDtypeStruct((model.dim,), jnp.float32)
             self.num = jax.eval_shape(self.program, position, self.inputs).size
+            _require(
+                "criterion",
+                "predictions",
+                self.num > 0,
+                f"positions: {model.name} has no test data",
+            )
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """``[num_draws, num_predictions]``, float32."""
@@ -1168,14 +1184,17 @@ def load(
 ) -> GroundTruth | None:
     """A ground truth computed before: from ``cache_dir``, else the first of ``search_dirs``.
 
-    ``None`` where there is none, or the file is damaged (which is logged as a warning).
+    ``None`` where there is none, or the file is damaged (which is logged as a warning). One that
+    was made without predictions is none where these have to converge.
     """
     for folder in (cache_dir, *search_dirs):
         found = artifacts.read_arrays(cache_path(model, settings, folder))
         if found is not None:
             arrays, meta = found
             fields: dict[str, Any] = {**arrays, **meta, "step_sizes": tuple(meta["step_sizes"])}
-            return GroundTruth(**fields)
+            truth = GroundTruth(**fields)
+            if settings.criterion == "positions" or truth.prediction_std.size:
+                return truth
     return None
 
 

@@ -61,11 +61,15 @@ class StepLedger:
         Places where there was not enough memory, with the system's words.
     costs_s
         Seconds per gradient step by shape (``"n=1000 of 100000, L=1"``), where they were measured.
+    num_extra
+        Arms that unspent seconds were enough for after a rung, beyond those that it promotes, by
+        rung (``"rung 0"``).
     """
 
     dispatches: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     costs_s: dict[str, float] = field(default_factory=dict)
+    num_extra: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self, clock: str) -> dict[str, Any]:
         """The content of ``steps.json``; ``clock`` is what paced the run."""
@@ -81,6 +85,8 @@ class StepLedger:
                 {str(k): [int(n) for n in v] for k, v in values["dispatches"].items()},
                 {str(k): str(v) for k, v in values["failures"].items()},
                 {str(k): float(v) for k, v in values["costs_s"].items()},
+                # Not in the ledgers of runs before there were any.
+                {str(k): int(v) for k, v in values.get("num_extra", {}).items()},
             )
         except (KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"not a ledger of steps: {error!r}") from error
@@ -117,6 +123,10 @@ class Pace(Protocol):
         """What is left of ``end_s`` for a chain that was given ``planned_s`` of it before."""
         ...
 
+    def num_extra(self, place: str, affordable: int) -> int:
+        """How many more arms go on after a rung, where seconds are left for ``affordable``."""
+        ...
+
 
 class _Noting:
     """What every pace does with its ledger."""
@@ -132,6 +142,10 @@ class _Noting:
 
     def left_s(self, end_s: float, chain: Chain, planned_s: float) -> float:
         return end_s - planned_s
+
+    def num_extra(self, place: str, affordable: int) -> int:
+        self.ledger.num_extra[place] = affordable
+        return affordable
 
     @contextmanager
     def _noting(self, place: str) -> Iterator[list[int]]:
@@ -265,6 +279,10 @@ class Replayed(_Noting):
                 if tick is not None:
                     tick(seconds * steps / sum(planned))
         return chain
+
+    def num_extra(self, place: str, affordable: int) -> int:
+        # What was left by the clock is not left again.
+        return super().num_extra(place, self.earlier.num_extra.get(place, affordable))
 
 
 def shape_of(program: ChainProgram, arm: Hyperparameters) -> str:

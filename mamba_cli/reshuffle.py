@@ -11,8 +11,8 @@ shuffling is therefore done in two parts:
 * Once, rows are copied into a random order.
 * At every epoch the copy, thought of as a ring, is cut into windows of neighbours, and the
   windows are put into a random order. A minibatch is the next few windows; no row is moved.
-  Where the length of a window divides that of the ring the cuts stay, otherwise they are at
-  random places.
+  Where the length of a window divides those of the ring and of a minibatch the cuts stay,
+  otherwise they are at random places.
 
 Over the random order every minibatch is exactly uniform. Given the order, it is a cluster
 sample of random clusters: the gradient noise has the covariance of a draw without replacement
@@ -73,7 +73,7 @@ class Cut(NamedTuple):
     width: int  # rows of a window; of the last of a minibatch some may be left out
     batches_per_epoch: int
     num_windows: int  # of an epoch; those that make no whole minibatch are left out
-    even: bool  # whether the windows make up the ring
+    even: bool  # whether the windows make up the ring, and minibatches are whole windows
 
 
 def cut(num_data: int, batch_size: int) -> Cut:
@@ -87,7 +87,9 @@ def cut(num_data: int, batch_size: int) -> Cut:
     width = -(-batch_size // windows)
     if windows * width > num_data:
         windows, width = batch_size, 1
-    even = num_data % width == 0
+    # Cuts may stay where every row is as likely as any other: not where the end of a window is
+    # left out of every minibatch.
+    even = num_data % width == 0 and windows * width == batch_size
     batches = num_data // (windows * width)
     return Cut(windows, width, batches, num_data // width if even else windows * batches, even)
 

@@ -407,7 +407,7 @@ class Run:
         with self.ledger.stage("tuning"):
             arms_bench = self.tuning_bench(bench)
             tuning = self._search(arms_bench)
-        self.folder.write_tuning(tuning.records)
+        self.store.write_tuning(tuning.records)
         if tuning.winner is None:
             self._draw_tuning(again=True)
             self.ledger.write(finished=True)
@@ -452,6 +452,13 @@ class Run:
             self.console.message("tuning.csv is complete: the winner is taken from it")
             return mamba.finished(
                 records, winner.rung + 1, -1.0 if reward.higher_is_better else 1.0
+            )
+        if _reads_own_gradients(reward) and _is_reshuffled(bench, arms):
+            logger.warning(
+                "tuner.reward=%s reads the sampler's own gradients, which depend on where the "
+                "chain has been under minibatch=reshuffle: what reshuffling gains in accuracy is "
+                "not seen. A reward on full gradients sees it, reward@tuner.reward=whitened_ksd",
+                reward.name,
             )
         if isinstance(reward, AsksForWhitening):
             bench.whitening = self.whitening_of(bench, reward.whitening)
@@ -651,6 +658,19 @@ def _check_metric(model: Model, metric: str) -> None:
         raise ConfigError(
             f"tuner.metric={metric!r}: model {model.name} has no such metric; it has {has}."
         )
+
+
+def _reads_own_gradients(reward: AnyReward | None) -> bool:
+    """Whether a reward is made of the sampler's minibatch gradients."""
+    stochastic = getattr(reward, "gradients", None) == "stochastic"
+    return stochastic or isinstance(reward, AccumulatedReward)
+
+
+def _is_reshuffled(bench: Workbench, arms: Sequence[Hyperparameters]) -> bool:
+    """Whether a minibatch depends on those before it, as where the rows have a random order."""
+    schemes = (bench.scheme(bench.model.num_data, arm.batch_size) for arm in arms)
+    arrangements = [scheme.arrangement for scheme in schemes]
+    return any(a is not None and a.order_seed is not None for a in arrangements)
 
 
 def _map_settings(search: MapSearchSettings) -> MapSettings:

@@ -14,7 +14,7 @@ import pytest
 from fake_time import FakeClock, TimedProgram
 from gaussian_model import gaussian_mean
 
-from mamba_cli import gradients, minibatch
+from mamba_cli import artifacts, gradients, minibatch
 from mamba_cli.errors import DataError
 from mamba_cli.evaluation import (
     Evaluation,
@@ -268,6 +268,15 @@ def test_moments_are_kept_by_repeat_and_compared_with_what_comes_later(tmp_path:
     np.testing.assert_array_equal(failed.prediction_std, [[math.nan], [3], [6], [math.nan]])
     # A repeat that runs again replaces what came after it.
     assert len(loaded.with_repeat(1, result_of([0.0, 0.0], [1.0, 1.0])).std) == 2
+
+
+def test_moments_of_a_version_that_kept_no_predictions_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "moments.npz"
+    std = np.array([[3.0, 4.0], [6.0, 8.0]])
+    artifacts.write_arrays(path, {"mean": std, "std": std, "reference_std": std[0]}, {})
+    rows: list[dict[str, Any]] = [{"status": "ok"}, {"status": "ok"}]
+    compared = Moments.load(path).compared(rows)
+    assert [row["relative_std_error"] for row in compared] == [0.0, 1.0]
 
 
 def record(reward: float) -> ArmRecord:

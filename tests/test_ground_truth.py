@@ -425,6 +425,21 @@ def test_a_checkpoint_of_another_version_starts_again(
 
 
 @pytest.mark.usefixtures("compiled_once")
+def test_a_checkpoint_for_another_criterion_starts_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _sample(checkpoint_dir=tmp_path, question="q", reporter=_Recorder(6))
+    path = tmp_path / "state.npz"
+    arrays, meta = artifacts.read_arrays(path) or ({}, {})
+    arrays |= {"prediction_mean": np.zeros(3), "prediction_squares": np.zeros(3)}
+    artifacts.write_arrays(path, arrays, meta)
+    samples = _sample(checkpoint_dir=tmp_path, question="q")
+    np.testing.assert_array_equal(samples.draws, _whole().draws)
+    assert "of another ground_truth.criterion: it starts again" in caplog.messages[0]
+
+
+@pytest.mark.usefixtures("compiled_once")
 def test_thinned_draws_and_moments_of_all() -> None:
     """A third of the memory: every third draw, across blocks; the moments do not change."""
     whole = _whole()
@@ -883,6 +898,14 @@ class _Symmetric(_InOnePiece):
         return -0.5 * jnp.sum((position**2 - 9.0) ** 2)
 
 
+@dataclass(frozen=True, eq=False)
+class _Untested(_InOnePiece):
+    """Has nothing to predict."""
+
+    def predict(self, position: jax.Array, inputs: jax.Array) -> jax.Array:
+        return jnp.zeros(0)
+
+
 def test_predictions_decide_where_coordinates_are_not_identified(
     tmp_path: Path, sampler: _CountedSampler
 ) -> None:
@@ -913,6 +936,33 @@ def test_predictions_decide_where_coordinates_are_not_identified(
     again = ask("predictions")
     assert sampler.calls == 2  # the second answer is that of the file
     np.testing.assert_array_equal(again.prediction_std, truth.prediction_std)
+
+
+def test_a_result_without_predictions_is_no_answer_where_they_have_to_converge(
+    tmp_path: Path, sampler: _CountedSampler
+) -> None:
+    model = _Symmetric(LINEAR.data[:40], 2)
+    noise = np.random.default_rng(3).normal(size=(4, 500, 2))
+    sampler.samples = _independent_samples(draws=3.0 + 0.1 * noise)
+    nuts_ground_truth(model, jnp.zeros(2), SETTINGS, cache_dir=tmp_path)
+    asked = replace(SETTINGS, criterion="predictions")
+    squares = (3.0 + 0.1 * noise.reshape(-1, 2)) ** 2
+    sampler.samples = sampler.samples._replace(
+        prediction_mean=squares.mean(axis=0), prediction_std=squares.std(axis=0, ddof=1)
+    )
+    truth = nuts_ground_truth(model, jnp.zeros(2), asked, cache_dir=tmp_path)
+    assert sampler.calls == 2
+    assert truth.prediction_std.size == 2
+    # It answers both questions from now on.
+    nuts_ground_truth(model, jnp.zeros(2), SETTINGS, cache_dir=tmp_path)
+    assert sampler.calls == 2
+
+
+def test_predictions_cannot_be_asked_of_a_model_without_test_data() -> None:
+    settings = replace(SETTINGS, criterion="predictions")
+    model = _Untested(LINEAR.data[:40], 2)
+    with pytest.raises(ConfigError, match=r"criterion=predictions.*has no test data"):
+        ground_truth._Predictions(model, settings)
 
 
 def test_many_coordinates_are_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

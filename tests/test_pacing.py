@@ -176,6 +176,17 @@ def test_what_is_not_in_the_ledger_is_not_made_up(program: TimedProgram) -> None
         run(Replayed(StepLedger()), program, 1.0)
 
 
+def test_what_was_left_for_ties_is_not_measured_again() -> None:
+    pace = WallClock()
+    assert pace.num_extra("rung 0", 2) == 2
+    again = Replayed(StepLedger.from_dict(pace.ledger.to_dict("wall")))
+    assert again.num_extra("rung 0", 0) == 2
+    assert again.ledger.num_extra == {"rung 0": 2}
+    # A ledger of a version that kept none.
+    older = StepLedger.from_dict({"version": 1, "dispatches": {}, "failures": {}, "costs_s": {}})
+    assert Replayed(older).num_extra("rung 0", 1) == 1
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -81,6 +81,18 @@ def test_a_run_is_repeated_bit_for_bit_and_what_differs_is_named(
         check_that_what_differs_is_named(composed, there)
 
 
+def test_a_tuning_with_guards_and_ties_is_repeated_with_its_decisions(
+    composed: Composed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = "tuner.grid.step_size=[1e9,1e-3,1e-4,1e-5,1e-9]"
+    run(composed(*TWO, "tuner=mamba", "tuner.longest_arm_s=0.2", grid, "stages=[tune]"))
+    there = folder_of(tmp_path, "mamba")
+    best = json.loads((there / "best.json").read_text())
+    assert best["theorem_1"]["sigma"] > 0
+    repeat(composed, there)
+    assert "identical, seconds apart" in capsys.readouterr().out
+
+
 def check_equal_steps(folder: Path, costs: dict[str, float]) -> None:
     """Arms of one shape and rung have the steps that their seconds buy, whatever they took."""
     first = [row for row in without_seconds(folder / "tuning.csv") if row["rung"] == "0"]

@@ -27,6 +27,34 @@ SMALL = (
 )
 
 
+@pytest.mark.parametrize(
+    ("reward", "scheme", "is_told"),
+    [
+        ("stein_moments", "reshuffle", True),
+        ("stein_moments", "without_replacement", False),
+        ("psd", "reshuffle", False),
+    ],
+)
+def test_a_reward_blind_to_reshuffling_says_so(
+    reward: str, scheme: str, is_told: bool, tmp_path: Path
+) -> None:
+    overrides = [f"results_dir={tmp_path}", *SMALL, "stages=[tune]", f"minibatch={scheme}"]
+    with initialize_config_module("mamba_cli.conf", version_base="1.3"):
+        run(compose("config", overrides=[*overrides, f"reward@tuner.reward={reward}"]))
+    log = (tmp_path / "runs/logreg/sgld/mamba/seed-0/run.log").read_text()
+    assert ("what reshuffling gains" in log) == is_told
+
+
+def test_the_steps_of_the_check_run_are_kept(tmp_path: Path) -> None:
+    overrides = [f"results_dir={tmp_path}", *SMALL[:-1], "tuner.guards=true", "stages=[tune]"]
+    with initialize_config_module("mamba_cli.conf", version_base="1.3"):
+        run(compose("config", overrides=overrides))
+    folder = tmp_path / "runs" / "logreg" / "sgld" / "mamba" / "seed-0"
+    best = json.loads((folder / "best.json").read_text())
+    steps = json.loads((folder / "steps.json").read_text())
+    assert sum(steps["dispatches"][f"check, arm {best['arm']}"]) > 0
+
+
 @pytest.mark.parametrize("score_on", ["chain", "rung"])
 def test_a_run_by_stein_moments(score_on: str, tmp_path: Path) -> None:
     overrides = [f"results_dir={tmp_path}", *SMALL, f"tuner.score_on={score_on}"]

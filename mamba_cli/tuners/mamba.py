@@ -157,13 +157,14 @@ class Halving:
         num_extra = 0
         if self.keep_ties and not is_last:
             left_s = unspent_s(self.rungs, [*earlier, *records])
-            num_extra = int(left_s // self.rungs[number + 1].seconds)
+            affordable = max(0, int(left_s // self.rungs[number + 1].seconds))
+            num_extra = self.bench.pace.num_extra(f"rung {number}", affordable)
         errors = [record.reward_std_error for record in records]
         promoted = promote_ties(values, errors, rung.num_promoted, num_extra)
         if len(promoted) > rung.num_promoted:
             self.reporter.message(
                 f"{len(promoted) - rung.num_promoted} more arms go on: they cannot be told from "
-                f"the last promoted, and failed arms left {left_s:.3g} s"
+                f"the last promoted, and failed arms left seconds for {num_extra}"
             )
         records = [r._replace(promoted=index in promoted) for index, r in enumerate(records)]
         return [after[index] for index in promoted], records
@@ -229,8 +230,9 @@ class Halving:
             chain = chain.compact(2 * num_scored)
             arm = replace(arm, chain=chain)
             key = jax.random.fold_in(jax.random.fold_in(self.rng_key, arm.index), 1000 + number)
-            whole_s = sum(rung.seconds for rung in self.rungs)
-            lifetimes = whole_s / max(arm.elapsed_s, 1e-9)
+            # By the plan, not by the clock: a run that is repeated decides the same.
+            planned_s = [rung.seconds for rung in self.rungs]
+            lifetimes = sum(planned_s) / sum(planned_s[: number + 1])
             score = self.scorer.score(chain, num_scored, key, rung.seconds, lifetimes)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_out_of_memory(error):

@@ -19,6 +19,7 @@ from benches import (
     plain,
 )
 
+from mamba_cli.pacing import Replayed
 from mamba_cli.tuners import mamba
 from mamba_cli.tuners.guards import Verdict
 from mamba_cli.tuners.halving import schedule, total_s
@@ -170,6 +171,21 @@ def test_the_seconds_of_arms_that_fail_at_once_keep_ties_alive() -> None:
     assert [r.arm for r in of_rung(surer, 1)] == [0, 1, 2]
     plain_halving = tune(SureReward(nearest_to(1.0), std_error=1.0), arms, **changes)
     assert [r.arm for r in of_rung(plain_halving, 1)] == [0, 1, 2]
+
+
+def test_a_repeated_tuning_decides_the_same_however_long_it_takes() -> None:
+    arms = arms_of(1.0, 2.0, 4.0, 8.0, -1.0, -1.0, -1.0, -1.0, 16.0)
+    changes: dict[str, Any] = {"reduction_factor": 3, "longest_arm_s": 4 / 9, "keep_ties": True}
+    there, here = FakeGuards(), FakeGuards()
+    bench = fake_bench()
+    reward = SureReward(nearest_to(1.0), std_error=1.0)
+    first = tune(reward, arms, bench, guards=there, **changes)
+    slow = fake_bench(costs_s={5: 1 / 64})
+    slow.pace = Replayed(bench.pace.ledger)
+    again = tune(reward, arms, slow, guards=here, **changes)
+    assert [r.promoted for r in again.records] == [r.promoted for r in first.records]
+    assert [r.arm for r in of_rung(again, 1)] == [0, 1, 2, 3]
+    assert there.lifetimes == here.lifetimes
 
 
 def test_the_records_say_how_sure_they_are() -> None:
