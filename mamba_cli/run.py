@@ -662,8 +662,8 @@ def _check_metric(model: Model, metric: str) -> None:
 
 def _reads_own_gradients(reward: AnyReward | None) -> bool:
     """Whether a reward is made of the sampler's minibatch gradients."""
-    stochastic = getattr(reward, "gradients", None) == "stochastic"
-    return stochastic or isinstance(reward, AccumulatedReward)
+    is_stochastic = bool(getattr(reward, "gradients", None) == "stochastic")
+    return is_stochastic or isinstance(reward, AccumulatedReward)
 
 
 def _is_reshuffled(bench: Workbench, arms: Sequence[Hyperparameters]) -> bool:
