@@ -77,6 +77,8 @@ class Tuned:
         What ranked the arms; ``None`` where none was needed.
     bench
         The model, its MAP and the compiled chains.
+    higher_is_better
+        Of the reward.
     """
 
     sampler: str
@@ -84,6 +86,7 @@ class Tuned:
     records: pd.DataFrame
     reward: str | None
     bench: Workbench
+    higher_is_better: bool = False
 
     @property
     def model(self) -> Model:
@@ -96,9 +99,13 @@ class Tuned:
 
     @property
     def best(self) -> pd.DataFrame:
-        """The last record of every arm, the furthest and best first; failed ones last."""
+        """The last record of every arm: the winner, then the furthest and of those the best."""
         last = self.records.groupby("arm", sort=False).tail(1)
-        return last.sort_values(["promoted", "rung"], ascending=False, kind="stable")
+        loss = last["reward"] * (-1.0 if self.higher_is_better else 1.0)
+        order = last.assign(loss=loss).sort_values(
+            ["promoted", "rung", "loss"], ascending=[False, False, True]
+        )
+        return order.drop(columns="loss")
 
     def __repr__(self) -> str:
         arm = self.winner
@@ -317,11 +324,12 @@ def tune(
         if best is None:
             best = run.tune(bench)
         records = pd.DataFrame(run.folder.read_tuning())
-        name = run.parts.reward.name if run.parts.reward is not None else None
+        ranks = run.parts.reward
     winner = Hyperparameters(
         float(best["step_size"]), int(best["batch_size"]), int(best["num_integration_steps"])
     )
-    return Tuned(sampler, winner, records, name, bench)
+    name, higher = (ranks.name, ranks.higher_is_better) if ranks is not None else (None, False)
+    return Tuned(sampler, winner, records, name, bench, higher)
 
 
 def sample(
@@ -392,7 +400,8 @@ def sample(
             "batch_size": batch_size,
             "num_integration_steps": num_integration_steps,
         }
-        keys = [f"tuner.{key}={value!r}" for key, value in given.items() if value is not None]
+        # Not their repr, which for NumPy's numbers is no number to Hydra.
+        keys = [f"tuner.{key}={value}" for key, value in given.items() if value is not None]
         with _run(model, sampler, seed, ["tuner=fixed", *keys, *overrides], None, progress) as run:
             bench = run.prepare()
             point = run.settings.tuner.points(bench.model.num_data)[0]

@@ -34,7 +34,8 @@ def plan(settings: RunSettings, num_train: Callable[[], int]) -> list[Line]:
     if "ground_truth" in settings.stages and settings.ground_truth is not None:
         truth = settings.ground_truth
         warmup = f"{truth.num_chains} chains, {truth.num_warmup:,} draws of warm-up each"
-        lines.append(("ground truth", f"NUTS, {truth.num_draws:,} draws in {warmup}"))
+        limit = "" if truth.max_s is None else f", if expected to take at most {truth.max_s:g} s"
+        lines.append(("ground truth", f"NUTS, {truth.num_draws:,} draws in {warmup}{limit}"))
     if "evaluate" in settings.stages:
         chains = settings.evaluation
         lines.append(("evaluation", f"{chains.num_repeats} x {chains.budget_s:g} s"))
@@ -78,6 +79,8 @@ def _tuning(settings: RunSettings, num_train: int) -> list[Line]:
     ]
     longest = f"the longest arm R = {tuner.longest_arm_s:g} s"
     total = f"T = {halving.total_s(rungs):.3g} s of sampling, {longest}"
+    if tuner.check_s > 0:
+        lines.append(("check run", f"{tuner.check_s:.3g} s more of the winner, on top of T"))
     return [*lines, ("tuning", f"{total}; compilation and rewards come on top")]
 
 

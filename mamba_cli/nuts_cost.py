@@ -61,10 +61,12 @@ def estimate(
 ) -> NutsCost:
     """Time one gradient of all chains on all rows, and multiply.
 
-    Whitening is left out where the dimension is too large for a dense Hessian, or the Hessian at
-    the MAP is not positive definite.
+    Whitening is left out where the Hessian at the MAP is not positive definite. Where the dimension
+    is too large for a Hessian, coordinates are scaled one by one, which needs none, and trees are
+    taken to be as deep as without.
     """
-    whiten = settings.whiten and model.dim <= MAX_DENSE_DIM and _has_laplace(model, map_position)
+    is_dense = model.dim <= MAX_DENSE_DIM
+    whiten = settings.whiten and (not is_dense or _has_laplace(model, map_position))
     blocks = None
     if not isinstance(model, HasFullLikelihood):
         blocks = map_estimate.row_blocks(model.data, model.num_data)
@@ -79,7 +81,7 @@ def estimate(
         jax.block_until_ready(evaluate(target, z))
         times.append(clock() - began)
     leapfrog_s = min(times)
-    each = LEAPFROGS_WHITENED if whiten else LEAPFROGS_UNWHITENED
+    each = LEAPFROGS_WHITENED if whiten and is_dense else LEAPFROGS_UNWHITENED
     num_leapfrogs = int(each * (settings.draws_per_chain + WARMUP_FACTOR * settings.num_warmup))
     return NutsCost(leapfrog_s * num_leapfrogs, leapfrog_s, num_leapfrogs, whiten)
 

@@ -123,6 +123,12 @@ class Pace(Protocol):
         """What is left of ``end_s`` for a chain that was given ``planned_s`` of it before."""
         ...
 
+    def spent_s(
+        self, arm: Hyperparameters, num_rows: int, num_steps: int, elapsed_s: float
+    ) -> float:
+        """What an arm took of its seconds, by what they are here; ``elapsed_s`` by the clock."""
+        ...
+
     def num_extra(self, place: str, affordable: int) -> int:
         """How many more arms go on after a rung, where seconds are left for ``affordable``."""
         ...
@@ -142,6 +148,11 @@ class _Noting:
 
     def left_s(self, end_s: float, chain: Chain, planned_s: float) -> float:
         return end_s - planned_s
+
+    def spent_s(
+        self, arm: Hyperparameters, num_rows: int, num_steps: int, elapsed_s: float
+    ) -> float:
+        return elapsed_s
 
     def num_extra(self, place: str, affordable: int) -> int:
         self.ledger.num_extra[place] = affordable
@@ -218,12 +229,18 @@ class Calibrated(_Noting):
         self, program: ChainProgram, arm: Hyperparameters, start: Any, clock: Clock
     ) -> float:
         """Seconds per gradient step of a shape, measured the first time it is asked for."""
-        shape = shape_of(program, arm)
+        shape = shape_of(program.num_rows, arm)
         if shape not in self.ledger.costs_s:
             program.compile(start)
             with quiet.alone():
                 self.ledger.costs_s[shape] = measure_cost_s(program, arm, start, clock)
         return self.ledger.costs_s[shape]
+
+    def spent_s(
+        self, arm: Hyperparameters, num_rows: int, num_steps: int, elapsed_s: float
+    ) -> float:
+        cost_s = self.ledger.costs_s.get(shape_of(num_rows, arm))
+        return elapsed_s if cost_s is None else num_steps * cost_s
 
     def run(
         self,
@@ -285,9 +302,9 @@ class Replayed(_Noting):
         return super().num_extra(place, self.earlier.num_extra.get(place, affordable))
 
 
-def shape_of(program: ChainProgram, arm: Hyperparameters) -> str:
+def shape_of(num_rows: int, arm: Hyperparameters) -> str:
     """What the cost of a step depends on, as the ledger writes it."""
-    return f"n={arm.batch_size} of {program.num_rows}, L={arm.num_integration_steps}"
+    return f"n={arm.batch_size} of {num_rows}, L={arm.num_integration_steps}"
 
 
 def measure_cost_s(program: ChainProgram, arm: Hyperparameters, start: Any, clock: Clock) -> float:

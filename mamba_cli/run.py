@@ -74,6 +74,9 @@ logger = logging.getLogger(__name__)
 COMMITTED_GROUND_TRUTH = Path(__file__).resolve().parents[1] / "results" / "ground_truth"
 """Where a checkout of the project has the default models' results; a wheel has no such folder."""
 
+SKIPPED = "ground_truth_skipped.json"
+"""In a run's folder, why ``ground_truth=auto`` found none."""
+
 
 def run(cfg: DictConfig) -> None:
     """Run one composed configuration to its end.
@@ -162,6 +165,9 @@ def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
     Part of what a run's folder remembers: a file that is changed makes another run.
     """
     named = {key: config["model"].get(key) for key in ("file", "data", "test_data")}
+    target = config["model"].get("target")
+    if isinstance(target, str):
+        named["target"] = target.rpartition(":")[0]  # a file, or a module, which is not one
     found = {
         f"model.{key}": artifacts.sha256_of(Path(path).expanduser())
         for key, path in named.items()
@@ -534,13 +540,19 @@ class Run:
         """The settings NUTS is run with, if it is expected to take at most ``max_s`` seconds."""
         cost = nuts_cost.estimate(bench.model, jax.numpy.asarray(bench.start), nuts)
         self.console.say(f"{cost.describe()}; ground_truth.max_s={max_s:g}")
-        if cost.seconds > max_s:
+        earlier = self.settings.replay
+        if earlier is not None:
+            # What a clock decided there would be decided anew here.
+            skipped = artifacts.read_json(earlier / SKIPPED)
+            if skipped is not None:
+                raise NothingUsableError(str(skipped["reason"]))
+        elif cost.seconds > max_s:
             raise NothingUsableError(f"{cost.describe()}, and ground_truth.max_s is {max_s:g}")
         return nuts_cost.settings_for(cost, nuts)
 
     @property
     def _skipped_path(self) -> Path:
-        return self.folder.path / "ground_truth_skipped.json"
+        return self.folder.path / SKIPPED
 
     def _skip_truth(self, reason: str) -> None:
         logger.warning("the ground truth is skipped: %s", reason)
@@ -650,8 +662,8 @@ def _check_metric(model: Model, metric: str) -> None:
 
 def _reads_own_gradients(reward: AnyReward | None) -> bool:
     """Whether a reward is made of the sampler's minibatch gradients."""
-    stochastic = getattr(reward, "gradients", None) == "stochastic"
-    return stochastic or isinstance(reward, AccumulatedReward)
+    is_stochastic = bool(getattr(reward, "gradients", None) == "stochastic")
+    return is_stochastic or isinstance(reward, AccumulatedReward)
 
 
 def _is_reshuffled(bench: Workbench, arms: Sequence[Hyperparameters]) -> bool:

@@ -66,6 +66,9 @@ def test_the_winner_is_that_of_the_records(tuned: mamba.Tuned) -> None:
     assert tuned.winner == Hyperparameters(float(won["step_size"].iloc[0]), 1, 1)
     assert tuned.best.iloc[0]["arm"] == won["arm"].iloc[0]
     assert sorted(tuned.best["arm"]) == [0, 1, 2]
+    assert tuned.best["reward"].is_monotonic_increasing  # all in one rung, the lowest wins
+    highest = replace(tuned, records=tuned.records.assign(promoted=False), higher_is_better=True)
+    assert highest.best["reward"].is_monotonic_decreasing
     assert "by stein_moments over 3 arms" in repr(tuned)
     assert "<table" in tuned._repr_html_()
 
@@ -118,7 +121,8 @@ def test_a_table_and_a_density_of_the_draws(tuned: mamba.Tuned) -> None:
 
 def test_a_model_without_names_has_a_position(tmp_path: Path) -> None:
     model = gaussian_mean(num_data=200, dim=3)
-    draws = mamba.sample(model, "sghmc", step_size=1e-4, batch_size=20, num_steps=2_000)
+    options: dict[str, Any] = {"step_size": np.float64(1e-4), "batch_size": np.int64(20)}
+    draws = mamba.sample(model, "sghmc", **options, num_steps=2_000)
     assert draws.hyperparameters == Hyperparameters(1e-4, 20, 10)
     assert {name: array.shape for name, array in draws.items()} == {"position": (200, 3)}
     assert draws.steps[0].tolist() == list(range(10, 2_001, 10))

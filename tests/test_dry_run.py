@@ -32,6 +32,7 @@ def test_the_papers_schedule(compose: Compose) -> None:
         assert lines[f"rung {number}/3"] == f"{expected}, the best {promoted} go on"
     assert f"T = {total:.3g} s of sampling, the longest arm R = 1 s" in lines["tuning"]
     assert lines["evaluation"] == "1 x 10 s"
+    assert "check run" not in lines
     assert "20,000 draws in 4 chains" in lines["ground truth"]
 
 
@@ -41,6 +42,8 @@ def test_a_grid_that_is_still_open_says_so(compose: Compose) -> None:
     assert lines["batch sizes n"] == "50, 500, 5,000 of 5,000 rows"
     assert lines["integration steps L"] == "5, 10"
     assert lines["arms"] == "60"
+    assert lines["check run"] == "2 s more of the winner, on top of T"
+    assert lines["ground truth"].endswith("if expected to take at most 300 s")
 
 
 @pytest.mark.parametrize(

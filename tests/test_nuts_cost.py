@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from gaussian_model import GaussianMean, gaussian_mean
 
-from mamba_cli.ground_truth import NutsSettings
+from mamba_cli.ground_truth import MAX_DENSE_DIM, NutsSettings
 from mamba_cli.nuts_cost import estimate, settings_for
 from mamba_cli.types import Array
 
@@ -35,3 +35,10 @@ def test_without_a_laplace_approximation_chains_are_not_whitened_and_cost_more()
     assert cost.num_leapfrogs == 63 * 200
     assert not settings_for(cost, SETTINGS).whiten
     assert settings_for(cost, SETTINGS).num_draws == pytest.approx(400)
+
+
+def test_many_dimensions_are_scaled_though_they_have_no_hessian() -> None:
+    dim = MAX_DENSE_DIM + 1
+    cost = estimate(gaussian_mean(num_data=4, dim=dim), jnp.zeros(dim), SETTINGS)
+    assert cost.num_leapfrogs == 63 * 200
+    assert settings_for(cost, SETTINGS).whiten

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from mamba_cli.artifacts import read_table
 from mamba_cli.errors import ConfigError, DataError
-from mamba_cli.run import run
+from mamba_cli.run import digests_of_files, run
 
 Compose = Callable[..., DictConfig]
 
@@ -110,6 +110,26 @@ def test_a_ground_truth_that_costs_too_much_is_left_out_once_and_for_all(
     capsys.readouterr()
     run(cfg)
     assert "nothing left to do" in capsys.readouterr().out
+
+    # A repetition does what was done, whatever a gradient costs by then.
+    cfg.replay, cfg.run_dir, cfg.ground_truth.max_s = str(folder), str(tmp_path / "again"), 1e6
+    run(cfg)
+    assert "identical, seconds apart" in capsys.readouterr().out
+    again = json.loads((tmp_path / "again" / "ground_truth_skipped.json").read_text())
+    assert again == skipped
+
+
+def test_a_run_remembers_the_files_that_its_model_is_read_from(model_file: Path) -> None:
+    def digests(**keys: str) -> dict[str, str]:
+        found: dict[str, str] = digests_of_files({"model": keys}).get("file_sha256", {})
+        return found
+
+    before = digests(target=f"{model_file}:model", data=str(model_file))
+    assert list(before) == ["model.data", "model.target"]
+    model_file.write_text(MODEL + "# changed")
+    after = digests(target=f"{model_file}:model", data=str(model_file))
+    assert after["model.target"] != before["model.target"]
+    assert not digests(target="package.module:model")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ datum. Floating-point arrays become float32 and integers int32, the precision ch
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,13 +72,14 @@ def read_data(path: str | Path, columns: Columns | None = None) -> PyTree:
         return _from_numpy(path)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; model.data= names the data file.") from error
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"cannot read {path}: {_first_line(error)}") from error
 
 
 def _from_numpy(path: Path) -> PyTree:
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: of a damaged archive NumPy would leave the file open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     return array if array.dtype.names is None else {name: array[name] for name in array.dtype.names}

@@ -156,7 +156,8 @@ class Halving:
             return [after[index] for index in promote(values, len(values))], records
         num_extra = 0
         if self.keep_ties and not is_last:
-            left_s = unspent_s(self.rungs, [*earlier, *records])
+            spent = [r._replace(elapsed_s=self.spent_s(r)) for r in (*earlier, *records)]
+            left_s = unspent_s(self.rungs, spent)
             affordable = max(0, int(left_s // self.rungs[number + 1].seconds))
             num_extra = self.bench.pace.num_extra(f"rung {number}", affordable)
         errors = [record.reward_std_error for record in records]
@@ -250,6 +251,12 @@ class Halving:
             num_draws=arm.num_draws,
         )
         return arm, record
+
+    def spent_s(self, record: ArmRecord) -> float:
+        """What an arm took of its seconds up to a record, by the pace of the run."""
+        arm = Hyperparameters(record.step_size, record.batch_size, record.num_integration_steps)
+        num_rows = self.bench.model.num_data
+        return self.bench.pace.spent_s(arm, num_rows, record.num_steps, record.elapsed_s)
 
     def describe(self, best: ArmRecord | None) -> str:
         if best is None:

@@ -126,6 +126,20 @@ def test_a_file_that_is_missing_or_damaged_is_a_data_error(tmp_path: Path, name:
             read_data(tmp_path / name)
 
 
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_archive_that_is_cut_short_or_altered_is_a_data_error(
+    tmp_path: Path, compress: bool
+) -> None:
+    path = tmp_path / "a.npz"
+    (np.savez_compressed if compress else np.savez)(path, x=np.arange(2000.0))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (whole[:-100], whole[:middle] + b"\xff" * 8 + whole[middle + 8 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cannot read .*a\.npz"):
+            read_data(path)
+
+
 def test_other_kinds_of_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.npz, \.npy, \.csv, \.parquet"):
         read_data(tmp_path / "a.txt")

@@ -19,7 +19,7 @@ from benches import (
     plain,
 )
 
-from mamba_cli.pacing import Replayed
+from mamba_cli.pacing import Calibrated, Replayed, StepLedger
 from mamba_cli.tuners import mamba
 from mamba_cli.tuners.guards import Verdict
 from mamba_cli.tuners.halving import schedule, total_s
@@ -186,6 +186,16 @@ def test_a_repeated_tuning_decides_the_same_however_long_it_takes() -> None:
     assert [r.promoted for r in again.records] == [r.promoted for r in first.records]
     assert [r.arm for r in of_rung(again, 1)] == [0, 1, 2, 3]
     assert there.lifetimes == here.lifetimes
+
+
+def test_by_a_calibrated_clock_what_is_left_does_not_hang_on_the_machine() -> None:
+    arms = arms_of(1.0, 2.0, 4.0, 8.0, -1.0, -1.0, -1.0, -1.0, 16.0)
+    changes: dict[str, Any] = {"reduction_factor": 3, "longest_arm_s": 4 / 9, "keep_ties": True}
+    for cost_s in (1 / 1024, 1 / 256, 1 / 4096):  # as measured; then a busy machine, and an idle
+        bench = fake_bench(costs_s={5: cost_s})
+        bench.pace = Calibrated(StepLedger(costs_s={"n=5 of 64, L=1": 1 / 1024}))
+        tuning = tune(SureReward(nearest_to(1.0), std_error=1.0), arms, bench, **changes)
+        assert [r.arm for r in of_rung(tuning, 1)] == [0, 1, 2, 3]
 
 
 def test_the_records_say_how_sure_they_are() -> None:
