@@ -56,6 +56,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import hmc
 
 from mamba_cli import artifacts, gradients, map_estimate
+from mamba_cli.compilation import cpu_threads
 from mamba_cli.errors import ConfigError, NothingUsableError, StorageError
 from mamba_cli.map_estimate import RowBlocks
 from mamba_cli.types import Array, HasFullLikelihood, Model, PyTree, Reporter, SilentReporter
@@ -832,7 +833,7 @@ def _in_threads(
         own = jax.tree.map(lambda leaf: leaf[index], state)
         return jax.block_until_ready(advance(own, target, num_steps))
 
-    with ThreadPoolExecutor(min(num_chains, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(num_chains, cpu_threads())) as pool:
         states, blocks = zip(*pool.map(of_chain, range(num_chains)), strict=True)
     z = jnp.stack([block.z for block in blocks], axis=1)
     potentials = jnp.stack([block.potentials for block in blocks], axis=1)
