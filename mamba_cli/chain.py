@@ -319,11 +319,14 @@ class ChainProgram:
         )
         data = (self.rows(), self._estimator.constants)
         compiled = compile_quickly if len(position) <= QUICK_MAX_DIM else compile_fully
-        start = compiled(jax.jit(self._start_carry).lower(*arguments, *data))
-        carry = start(*arguments, *data)
-        run = jax.jit(self._advance_carry, donate_argnums=0)
-        traced = _traced(hyperparameters, 1)
-        self._start, self._run = start, compiled(run.lower(carry, *traced, *data))
+        # One device draws the noise: threefry's counters need not be partitionable over several,
+        # and without that its bits cost half (52,580 normals 199 against 332 us).
+        with jax.threefry_partitionable(False):
+            start = compiled(jax.jit(self._start_carry).lower(*arguments, *data))
+            carry = start(*arguments, *data)
+            run = jax.jit(self._advance_carry, donate_argnums=0)
+            traced = _traced(hyperparameters, 1)
+            self._start, self._run = start, compiled(run.lower(carry, *traced, *data))
         carry, _ = jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
         before = clock()
         jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))

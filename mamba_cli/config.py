@@ -159,6 +159,7 @@ class GridSettings:
     noise_scale: float
     metric: str
     max_draws: int
+    check_from_map: bool
     grid: Grid
 
     def points(self, num_train: int) -> tuple[Point, ...]:
@@ -655,7 +656,16 @@ def _check_s(section: _Section, guards: bool) -> float:
 
 def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -> GridSettings:
     section.refuse_unknown(
-        ("name", "method", "num_iterations", "noise_scale", "metric", "max_draws", "grid")
+        (
+            "name",
+            "method",
+            "num_iterations",
+            "noise_scale",
+            "metric",
+            "max_draws",
+            "check_from_map",
+            "grid",
+        )
     )
     noise_scale = _at_least_zero(section.key("noise_scale"), section.get("noise_scale"))
     return GridSettings(
@@ -664,6 +674,7 @@ def _grid_search(section: _Section, sampler: SamplerSettings, model: _Section) -
         noise_scale=noise_scale,
         metric=section.choice("metric", model.section("tuning").each("metrics", _word)),
         max_draws=section.integer("max_draws", at_least=2),
+        check_from_map=section.flag("check_from_map"),
         grid=_grid(section.section("grid"), sampler, model),
     )
 

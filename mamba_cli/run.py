@@ -442,6 +442,7 @@ class Run:
                 num_iterations=tuner.num_iterations,
                 noise_scale=tuner.noise_scale,
                 metric=tuner.metric,
+                check_from_map=tuner.check_from_map,
                 **common,
             )
         reward = self.parts.reward

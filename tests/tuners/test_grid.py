@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ def tune(bench: Workbench, arms: list[Hyperparameters], **changes: Any) -> Tunin
         "metric": "rmse",
         "max_draws": 50,
         "rng_key": KEY,
+        "check_from_map": False,
     }
     return grid.tune(bench, arms, **(settings | changes))
 
@@ -90,6 +92,36 @@ def test_chains_start_at_the_mode_plus_noise_of_the_scale() -> None:
     # 300 values: the standard deviation is known to √(1 / 600), 4 %.
     assert abs(noise.std() / 0.2 - 1) < 4.5 * np.sqrt(1 / 600)
     assert abs(noise.mean()) < 4.5 * 0.2 / np.sqrt(300)
+
+
+def test_a_winner_that_diverges_from_the_map_is_dropped_for_the_next_best() -> None:
+    bench = sgld_bench()
+    advance_, watched = grid.advance, []
+
+    def failing(program: Any, chain: Any, budget: Any, clock: Any) -> Any:
+        at_map = np.array_equal(np.asarray(chain.carry.origin), bench.start)
+        chain = advance_(program, chain, budget, clock)
+        watched.append((chain.hyperparameters.step_size, at_map))
+        if at_map and chain.hyperparameters.step_size == 1e-2:
+            carry = chain.carry._replace(nonfinite_step=jax.numpy.int32(7))
+            return replace(chain, carry=carry)
+        return chain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "advance", failing)
+        tuning = tune(bench, ARMS, check_from_map=True)
+        unchecked = tune(bench, ARMS)
+    assert tuning.winner is not None
+    assert tuning.winner.arm == 2
+    dropped = tuning.records[1]
+    assert dropped.status == "diverged"
+    assert dropped.reason.endswith("but from the MAP: position not finite at step 7")
+    assert math.isnan(dropped.reward)
+    assert not dropped.promoted
+    # Three points, then the best and the next best from the MAP; without the check, the points.
+    assert [at_map for _, at_map in watched] == [False] * 3 + [True] * 2 + [False] * 3
+    assert unchecked.winner is not None
+    assert unchecked.winner.arm == 1
 
 
 def test_failures_are_rows_and_never_win() -> None:
