@@ -1014,6 +1014,7 @@ def machine() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS"),
         "prng_implementation": str(_jax_setting("jax_default_prng_impl")),
         "threefry_partitionable": bool(_jax_setting("jax_threefry_partitionable")),
+        "threefry_partitionable_in_chains": False,  # see ChainProgram.compile
         "x64": bool(_jax_setting("jax_enable_x64")),
     }
 
