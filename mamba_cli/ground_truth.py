@@ -59,7 +59,15 @@ from mamba_cli import artifacts, gradients, map_estimate
 from mamba_cli.compilation import cpu_threads
 from mamba_cli.errors import ConfigError, NothingUsableError, StorageError
 from mamba_cli.map_estimate import RowBlocks
-from mamba_cli.types import Array, HasFullLikelihood, Model, PyTree, Reporter, SilentReporter
+from mamba_cli.types import (
+    Array,
+    HasFullLikelihood,
+    HasIdentified,
+    Model,
+    PyTree,
+    Reporter,
+    SilentReporter,
+)
 
 ALGORITHM_VERSION = 1
 """Part of the digest: raised when the draws would follow another law, or moments be others."""
@@ -698,9 +706,9 @@ class _Predictions:
         self.num = 0
         if self.asked:
             self.inputs = model.test_inputs
-            self.program = jax.jit(lambda z, inputs: jnp.ravel(model.predict(z, inputs)))
+            self.predict = model.predict
             position = jax.ShapeDtypeStruct((model.dim,), jnp.float32)
-            self.num = jax.eval_shape(self.program, position, self.inputs).size
+            self.num = jax.eval_shape(model.predict, position, self.inputs).size
             _require(
                 "criterion",
                 "predictions",
@@ -712,8 +720,15 @@ class _Predictions:
         """``[num_draws, num_predictions]``, float32."""
         if not self.asked:
             return np.zeros((len(positions), 0), np.float32)
-        each = [self.program(jnp.asarray(p, jnp.float32), self.inputs) for p in positions]
-        return np.stack([np.asarray(one) for one in each])
+        return _each(self.predict, positions, self.inputs)
+
+
+def _each(
+    function: Callable[[Array, PyTree], Array], positions: np.ndarray, inputs: PyTree
+) -> np.ndarray:
+    """``function`` at each of ``positions``, ``[num_draws, num_values]`` float32."""
+    program = jax.jit(lambda position, inputs: jnp.ravel(function(position, inputs)))
+    return np.stack([np.asarray(program(jnp.asarray(p, jnp.float32), inputs)) for p in positions])
 
 
 def _coordinates_and_starts(
@@ -1112,12 +1127,14 @@ def convergence(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _identified(model: Model, settings: NutsSettings, samples: Samples) -> dict[str, Any]:
     """Moments and diagnostics of the predictions, and the diagnostics of the log posterior.
 
-    Moments are those of all draws, R-hat and ESS of the predictions those of the thinned ones.
+    Moments are those of all draws, R-hat and ESS of the predictions those of the thinned ones;
+    of predictions that are cut off, before they are (:class:`~mamba_cli.types.HasIdentified`).
     A prediction that no draw moves (a rating that is always clipped) has nothing to converge; its
     R-hat is 1 and its ESS the number of draws.
     """
     num_chains, num_draws, dim = samples.draws.shape
-    found = _Predictions(model, settings)(samples.draws.reshape(-1, dim))
+    function = model.identified if isinstance(model, HasIdentified) else model.predict
+    found = _each(function, samples.draws.reshape(-1, dim), model.test_inputs)
     moves = np.ptp(found, axis=0) > 0
     r_hat = np.ones(len(moves))
     bulk = np.full(len(moves), float(len(found)))

@@ -111,6 +111,18 @@ class HasFullLikelihood(Protocol):
 
 
 @runtime_checkable
+class HasIdentified(Protocol):
+    """A model whose predictions are cut off: what they are before that tells how chains mix.
+
+    A prediction that is nearly always at its bound has no R-hat and no tail worth the name.
+    """
+
+    def identified(self, position: Array, inputs: PyTree) -> Array:
+        """Smooth functions of the position that the data identify, ``[num_inputs]``."""
+        ...
+
+
+@runtime_checkable
 class HasSquaredError(Protocol):
     """A model that predicts numbers: its draws have a ``mse_of_draws``."""
 

@@ -138,7 +138,10 @@ def test_a_fault_of_the_program_shows_its_traceback(command: Command) -> None:
         (["longest_arm_s=3"], ["Did you mean tuner.longest_arm_s?"]),
         (["tuner=fixed", "tuner.step=3"], ["tuner.step ", "Did you mean tuner.step_size?"]),
         (["sampler.kernel.integrator=x"], ["but of sampler=sghmc, sampler=sghmc_cv."]),
-        (["tuner=fixed", "tuner.longest_arm_s=3"], ["but of tuner=mamba, tuner=mamba_fssd, tuner=mamba_ksd."]),
+        (
+            ["tuner=fixed", "tuner.longest_arm_s=3"],
+            ["but of tuner=mamba, tuner=mamba_fssd, tuner=mamba_ksd."],
+        ),
         (["tuner.foo=1"], ["tuner.foo", "Known: ", "tuner.score_on"]),
         (["~tuner.foo"], ["tuner.foo"]),
         (["tuner.foo.bar=1"], ["tuner.foo.bar"]),

@@ -965,6 +965,27 @@ def test_predictions_cannot_be_asked_of_a_model_without_test_data() -> None:
         ground_truth._Predictions(model, settings)
 
 
+@dataclass(frozen=True, eq=False)
+class _CutOff(_Symmetric):
+    """Predicts nothing but its bound, and is diagnosed by what it is before that."""
+
+    def predict(self, position: jax.Array, inputs: jax.Array) -> jax.Array:
+        return jnp.clip(self.identified(position, inputs), 0.0, 1.0)
+
+    def identified(self, position: jax.Array, inputs: jax.Array) -> jax.Array:
+        return inputs @ position
+
+
+def test_predictions_that_are_cut_off_are_diagnosed_before_that(sampler: _CountedSampler) -> None:
+    signs = np.asarray([1.0, 1.0, 1.0, -1.0])[:, None, None]
+    draws = signs * (3.0 + 0.1 * np.random.default_rng(3).normal(size=(4, 500, 2)))
+    samples = _independent_samples(draws=draws)
+    settings = replace(SETTINGS, criterion="predictions")
+    found = ground_truth._identified(_CutOff(LINEAR.data[:4], 2), settings, samples)
+    assert np.all(found["prediction_r_hat"] > 2)
+    np.testing.assert_allclose(found["prediction_r_hat"], ground_truth.convergence(draws)[0])
+
+
 def test_many_coordinates_are_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = np.random.default_rng(0).normal(size=(4, 100, 5))
     whole = ground_truth.convergence(draws)

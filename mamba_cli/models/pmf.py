@@ -248,7 +248,12 @@ class ProbabilisticMatrixFactorization:
         return -0.5 * self.alpha * squared_error(p.users, p.items, full_data)
 
     def predict(self, position: Array, inputs: Pairs | Ratings) -> Array:
-        """Expected ratings clip(m + U_i . V_j, 1, 5) of one draw, ``[num_inputs]``.
+        """Expected ratings clip(m + U_i . V_j, 1, 5) of one draw, ``[num_inputs]``."""
+        expected = self.identified(position, inputs)
+        return jnp.clip(expected, SMALLEST_RATING, LARGEST_RATING)
+
+    def identified(self, position: Array, inputs: Pairs | Ratings) -> Array:
+        """Expected ratings m + U_i . V_j of one draw, ``[num_inputs]``.
 
         Users and items without a training rating take their prior mean mu_W: given
         the other parameters their latent vectors follow the prior, so this is the exact
@@ -262,8 +267,7 @@ class ProbabilisticMatrixFactorization:
         item_vectors = jnp.where(
             jnp.asarray(self.seen_items)[items, None], p.items[items], p.items_mean
         )
-        expected = self.rating_mean + jnp.sum(user_vectors * item_vectors, axis=-1)
-        return jnp.clip(expected, SMALLEST_RATING, LARGEST_RATING)
+        return self.rating_mean + jnp.sum(user_vectors * item_vectors, axis=-1)
 
     def squared_error(self, prediction: Array) -> Array:
         """Mean squared error of one prediction ``[num_test]`` of the test ratings, a scalar.
