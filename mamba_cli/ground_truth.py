@@ -706,7 +706,7 @@ class _Predictions:
         self.num = 0
         if self.asked:
             self.inputs = model.test_inputs
-            self.predict = model.predict
+            self.program = _flattened(model.predict)
             position = jax.ShapeDtypeStruct((model.dim,), jnp.float32)
             self.num = jax.eval_shape(model.predict, position, self.inputs).size
             _require(
@@ -720,14 +720,18 @@ class _Predictions:
         """``[num_draws, num_predictions]``, float32."""
         if not self.asked:
             return np.zeros((len(positions), 0), np.float32)
-        return _each(self.predict, positions, self.inputs)
+        return _each(self.program, positions, self.inputs)
+
+
+def _flattened(function: Callable[[Array, PyTree], Array]) -> Callable[[Array, PyTree], Array]:
+    """``function`` compiled, its value a vector."""
+    return jax.jit(lambda position, inputs: jnp.ravel(function(position, inputs)))
 
 
 def _each(
-    function: Callable[[Array, PyTree], Array], positions: np.ndarray, inputs: PyTree
+    program: Callable[[Array, PyTree], Array], positions: np.ndarray, inputs: PyTree
 ) -> np.ndarray:
-    """``function`` at each of ``positions``, ``[num_draws, num_values]`` float32."""
-    program = jax.jit(lambda position, inputs: jnp.ravel(function(position, inputs)))
+    """``program`` at each of ``positions``, ``[num_draws, num_values]`` float32."""
     return np.stack([np.asarray(program(jnp.asarray(p, jnp.float32), inputs)) for p in positions])
 
 
@@ -1134,7 +1138,7 @@ def _identified(model: Model, settings: NutsSettings, samples: Samples) -> dict[
     """
     num_chains, num_draws, dim = samples.draws.shape
     function = model.identified if isinstance(model, HasIdentified) else model.predict
-    found = _each(function, samples.draws.reshape(-1, dim), model.test_inputs)
+    found = _each(_flattened(function), samples.draws.reshape(-1, dim), model.test_inputs)
     moves = np.ptp(found, axis=0) > 0
     r_hat = np.ones(len(moves))
     bulk = np.full(len(moves), float(len(found)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from collections.abc import Callable
@@ -459,14 +460,14 @@ def test_two_modes_are_no_ground_truth(tmp_path: Path) -> None:
     """Chains that stay in different modes: R-hat tells, and nothing is written."""
     model = _TwoModes(jnp.zeros((5, 1)), dim=1)
     settings = NutsSettings(num_draws=400, num_warmup=100, num_chains=2, seed=1, start_scale=20.0)
-    with pytest.raises(NothingUsableError, match="largest R-hat") as caught:
+    with pytest.raises(NothingUsableError, match="at the worst") as caught:
         nuts_ground_truth(model, jnp.asarray([8.0]), settings, cache_dir=tmp_path)
     assert caught.value.exit_code == 4
     assert not list(tmp_path.glob("*.npz"))
     assert not list(tmp_path.glob("*.json"))
     # Asked again, the finished chains are judged again, not run again.
     recorder = _Recorder()
-    with pytest.raises(NothingUsableError, match="largest R-hat"):
+    with pytest.raises(NothingUsableError, match="at the worst"):
         nuts_ground_truth(
             model, jnp.asarray([8.0]), settings, cache_dir=tmp_path, reporter=recorder
         )
@@ -519,7 +520,7 @@ def _ask(folder: Path, settings: NutsSettings = SETTINGS, **options: Any) -> Gro
 def test_too_few_effective_draws_are_no_ground_truth(
     tmp_path: Path, sampler: _CountedSampler
 ) -> None:
-    with pytest.raises(NothingUsableError, match=r"smallest ESS .* \(needed 5000\)"):
+    with pytest.raises(NothingUsableError, match=r"ESS .* \(needed 5000\)"):
         _ask(tmp_path, replace(SETTINGS, min_ess=5000))
 
 
@@ -924,7 +925,7 @@ def test_predictions_decide_where_coordinates_are_not_identified(
         settings = replace(SETTINGS, criterion=criterion)
         return nuts_ground_truth(model, jnp.zeros(2), settings, cache_dir=tmp_path)
 
-    with pytest.raises(NothingUsableError, match="of the coordinates, largest R-hat"):
+    with pytest.raises(NothingUsableError, match="0 % of the coordinates have converged"):
         ask("positions")
     truth = ask("predictions")
     assert np.all(truth.r_hat > 2)  # reported all the same
@@ -984,6 +985,33 @@ def test_predictions_that_are_cut_off_are_diagnosed_before_that(sampler: _Counte
     found = ground_truth._identified(_CutOff(LINEAR.data[:4], 2), settings, samples)
     assert np.all(found["prediction_r_hat"] > 2)
     np.testing.assert_allclose(found["prediction_r_hat"], ground_truth.convergence(draws)[0])
+
+
+def test_a_stated_share_has_to_converge_and_the_log_posterior_always() -> None:
+    values = np.ones(200)
+    truth = _asked_share(values, r_hat=np.where(np.arange(200) < 2, 1.5, 1.0))
+    with pytest.raises(NothingUsableError, match=r"99 % of the predictions.*needed 99\.5 %"):
+        ground_truth.check_converged(truth, _share(0.995))
+    ground_truth.check_converged(truth, _share(0.99))
+    for change in ({"log_density_r_hat": 1.5}, {"log_density_ess": 5.0}, {"log_density_ess": None}):
+        with pytest.raises(NothingUsableError, match="the log posterior has an R-hat"):
+            ground_truth.check_converged(truth._replace(**change), _share(0.99))
+
+
+def _share(share: float) -> NutsSettings:
+    return replace(SETTINGS, criterion="predictions", converged_share=share)
+
+
+def _asked_share(values: np.ndarray, r_hat: np.ndarray) -> GroundTruth:
+    samples = _independent_samples()
+    truth = ground_truth.diagnose(LINEAR, SETTINGS, samples, datetime.datetime.now(datetime.UTC))
+    return truth._replace(
+        prediction_r_hat=r_hat,
+        prediction_ess_bulk=1000 * values,
+        prediction_ess_tail=1000 * values,
+        log_density_r_hat=1.0,
+        log_density_ess=1000.0,
+    )
 
 
 def test_many_coordinates_are_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

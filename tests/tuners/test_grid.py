@@ -118,8 +118,9 @@ def test_a_winner_that_diverges_from_the_map_is_dropped_for_the_next_best() -> N
     assert dropped.reason.endswith("but from the MAP: position not finite at step 7")
     assert math.isnan(dropped.reward)
     assert not dropped.promoted
-    # Three points, then the best and the next best from the MAP; without the check, the points.
-    assert [at_map for _, at_map in watched] == [False] * 3 + [True] * 2 + [False] * 3
+    # Three points, then from the MAP the best, whose first chain fails, and four chains of the
+    # next best; without the check, the points.
+    assert [at_map for _, at_map in watched] == [False] * 3 + [True] * 5 + [False] * 3
     assert unchecked.winner is not None
     assert unchecked.winner.arm == 1
 
