@@ -123,7 +123,6 @@ def test_predictions_are_those_of_an_independent_sampler() -> None:
     (mean_1, std_1), (mean_2, std_2) = gibbs_moments(1), gibbs_moments(2)
     truth = committed()
     error_of_mean = rms(mean_1 - mean_2) / 2
-    assert error_of_mean < 0.12
     assert rms((mean_1 + mean_2) / 2 - truth["prediction_mean"]) < 1.25 * error_of_mean
     error_of_std = rms(std_1 - std_2) / 2
     assert rms((std_1 + std_2) / 2 - truth["prediction_std"]) < 1.4 * error_of_std
