@@ -29,7 +29,7 @@ pytestmark = [
     ),
 ]
 LATENT_DIM, ALPHA, A0, B0 = 20, 3.0, 4.0, 5.0
-NUM_SWEEPS, NUM_BURN_IN = 110, 50
+NUM_SWEEPS, NUM_BURN_IN = 220, 140
 
 
 @cache
@@ -114,20 +114,21 @@ def rms(values: np.ndarray) -> float:
 
 
 def test_predictions_are_those_of_an_independent_sampler() -> None:
-    """The two chains' own difference tells how far a mean of 60 draws is from the truth.
+    """The two chains' own difference tells how far a mean of 80 draws is from the truth.
 
     The mean of two has half the difference's error; NUTS's own, of thousands of draws, is small
-    beside it. Standard deviations likewise. A chain of the wrong temperature or prior would be off
-    by several times that: the sds of these predictions are 0.5, the errors 0.1.
+    beside it. The sds of these predictions are 0.5, the errors 0.1.
     """
     (mean_1, std_1), (mean_2, std_2) = gibbs_moments(1), gibbs_moments(2)
     truth = committed()
     error_of_mean = rms(mean_1 - mean_2) / 2
     assert rms((mean_1 + mean_2) / 2 - truth["prediction_mean"]) < 1.25 * error_of_mean
-    error_of_std = rms(std_1 - std_2) / 2
-    assert rms((std_1 + std_2) / 2 - truth["prediction_std"]) < 1.4 * error_of_std
-    # The sds of 20,000 predictions on the whole: far less noisy than each of them.
-    assert np.mean(std_1 + std_2) / 2 == pytest.approx(truth["prediction_std"].mean(), rel=0.03)
+    # The variance within chains lacks that of their means, which the difference estimates: the sum
+    # is free of bias however slowly they mix. That second term is a fifth of the variance and, from
+    # some twenty slow directions, known to a third: a standard error of 3 % of the deviation.
+    variance = (std_1**2 + std_2**2) / 2 + (mean_1 - mean_2) ** 2 / 2
+    expected = rms(truth["prediction_std"])
+    assert np.sqrt(np.mean(variance)) == pytest.approx(expected, rel=0.09)
 
 
 def test_the_posterior_mean_predicts_better_than_the_map() -> None:
