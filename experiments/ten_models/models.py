@@ -15,6 +15,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+NUM_CHAINS, NUM_DRAWS = 4, 2000
+"""Of NUTS; draws of each chain."""
+
 
 def linear(x, y=None):
     """Linear regression with an unknown scale of the noise."""
@@ -223,15 +226,15 @@ def data_of(name: str, num_rows: int) -> dict[str, np.ndarray]:
 
 
 def nuts(
-    name: str, data: dict[str, np.ndarray], num_draws: int = 2000, num_warmup: int = 1000
+    name: str, data: dict[str, np.ndarray], num_draws: int = NUM_DRAWS, num_warmup: int = 1000
 ) -> numpyro.infer.MCMC:
-    """NumPyro's own NUTS on the model as it stands: two chains, run one after the other."""
+    """NumPyro's own NUTS on the model as it stands, its chains in step with one another."""
     example = MODELS[name]
     mcmc = numpyro.infer.MCMC(
         numpyro.infer.NUTS(example.model),
         num_warmup=num_warmup,
         num_samples=num_draws,
-        num_chains=2,
+        num_chains=NUM_CHAINS,
         chain_method="vectorized",
         progress_bar=False,
     )

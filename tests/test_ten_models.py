@@ -1,0 +1,30 @@
+"""Ten NumPyro models of ten kinds tune without an edit, and agree with NumPyro's own NUTS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.ten_models import check
+from experiments.ten_models.models import MODELS
+
+KNOWN = json.loads(check.REFERENCE.read_text())
+
+
+def test_the_reference_converged() -> None:
+    assert sorted(KNOWN) == sorted(MODELS)
+    for name, reference in KNOWN.items():
+        assert reference["num_rows"] == check.NUM_ROWS, name
+        assert reference["r_hat"] < 1.02, name
+        assert reference["ess"] > 400, name
+        num_draws = reference["num_chains"] * reference["num_draws"]
+        assert reference["num_divergent"] <= num_draws / 100, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_model_nobody_wrote_for_this_project_agrees_with_nuts(tmp_path: Path, name: str) -> None:
+    worst = check.compare(check.tune(name, tmp_path), KNOWN[name])
+    assert worst.agrees, worst
