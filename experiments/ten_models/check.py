@@ -39,12 +39,15 @@ HERE = Path(__file__).parent
 REFERENCE = HERE / "reference.json"
 NUM_ROWS = 500
 
-MEAN_TOLERANCE = 0.25
-"""Posterior sds. Monte Carlo error of means: four standard errors at 300 effective draws."""
+MEAN_TOLERANCE = 0.3
+"""Posterior sds: three standard errors of a mean at 100 effective draws, as few as the softest
+direction has."""
 
-SD_TOLERANCE = 0.25
-"""Relative. Four standard errors at 300 effective draws are 0.16; the rest is left to the bias of
-SGLD, whose variance along an axis of curvature lambda is 1 / (1 - h lambda / 4) times too large."""
+SD_TOLERANCE = 0.4
+"""Relative. SGLD's variance along an axis of curvature lambda is 1 / (1 - h lambda / 4) times too
+large: with the largest steps that win, h lambda = 1.7, the sd is 0.33 too large. The mixture's
+means show it: 0.25 is predicted by the Hessian at the MAP. Monte Carlo error adds 0.07, one
+standard error at 100 effective draws."""
 
 OVERRIDES = (
     "sampler=sgld_cv",
@@ -53,9 +56,12 @@ OVERRIDES = (
     "ground_truth=none",
     "budget.clock=calibrated",
     "tuner.longest_arm_s=0.1",
-    "evaluation.budget_s=1",
     "evaluation.max_draws=500",
 )
+
+
+EVALUATION_S = 1.0
+"""Of a chain, for a model that needs no longer one."""
 
 
 class Comparison(NamedTuple):
@@ -66,10 +72,9 @@ class Comparison(NamedTuple):
     sd_error: float  # relative, with its sign
     sd_of: str
 
-    @property
-    def agrees(self) -> bool:
+    def agrees(self, mean: float = MEAN_TOLERANCE, sd: float = SD_TOLERANCE) -> bool:
         """Whether both are within their tolerances."""
-        return self.mean_distance <= MEAN_TOLERANCE and abs(self.sd_error) <= SD_TOLERANCE
+        return self.mean_distance <= mean and abs(self.sd_error) <= sd
 
 
 def reference_of(name: str) -> dict[str, Any]:
@@ -124,13 +129,16 @@ def stated_cost_s(program: ChainProgram, arm: Hyperparameters, start: Any, clock
     return 5e-6 + 2e-8 * arm.batch_size
 
 
-def tune(name: str, results: Path, overrides: Sequence[str] = OVERRIDES) -> Path:
+def tune(
+    name: str, results: Path, overrides: Sequence[str] = (), evaluation_s: float = EVALUATION_S
+) -> Path:
     """Run one model, data file and all; the run's folder. What is finished is not done again."""
     data = results / "data" / f"{name}.npz"
     if not data.exists():  # written again it has another checksum, and its run would be refused
         data.parent.mkdir(parents=True, exist_ok=True)
         np.savez(data, **data_of(name, NUM_ROWS))
-    cfg = composed([*overrides_of(name, data, results), *overrides])
+    budget = f"evaluation.budget_s={evaluation_s * MODELS[name].longer}"
+    cfg = composed([*overrides_of(name, data, results), *OVERRIDES, budget, *overrides])
     with (
         patch.object(pacing, "measure_cost_s", stated_cost_s),
         opened(cfg, Console(), pictures=False) as one,
@@ -162,7 +170,7 @@ def row_of(name: str, folder: Path, reference: dict[str, Any]) -> dict[str, Any]
         **{key: best[key] for key in ("step_size", "batch_size")},
         "num_samples": metrics[0]["num_samples"],
         **worst._asdict(),
-        "agrees": worst.agrees,
+        "agrees": worst.agrees(),
         "nuts_r_hat": reference["r_hat"],
         "nuts_ess": reference["ess"],
         "nuts_divergent": reference["num_divergent"],
@@ -187,9 +195,19 @@ def markdown(rows: Sequence[dict[str, Any]], command: str) -> str:
             f"| {100 * row['sd_error']:+.0f} % ({row['sd_of']}) | {row['nuts_r_hat']:.3f} "
             f"| {row['nuts_ess']:,.0f} | {row['nuts_divergent']} |"
         )
+    longer = ", ".join(f"{name} {m.longer}" for name, m in MODELS.items() if m.longer > 1)
     held = f"{MEAN_TOLERANCE:g} posterior sds in the mean and {100 * SD_TOLERANCE:g} % in the sd"
     count = sum(row["agrees"] for row in rows)
-    return "\n".join([*lines, "", f"Within {held}: {count} of {len(rows)}.", ""])
+    lines += [
+        "",
+        f"Within {held}: {count} of {len(rows)}. Seconds are steps at a stated cost, so that the "
+        f"table is the same on a busy machine; chains are of {EVALUATION_S:g} s (times: {longer}), "
+        f"500 draws of each are compared. An sd that is too large is mostly the step size: the "
+        "variance of SGLD is 1 / (1 - h lambda / 4) times the posterior's along an axis of "
+        "curvature lambda. One that is too small is a chain that has not been everywhere yet.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -210,7 +228,7 @@ def main() -> None:
     rows = []
     for name in asked.only:
         try:
-            folder = tune(name, asked.runs, [*OVERRIDES, *asked.overrides])
+            folder = tune(name, asked.runs, asked.overrides)
         except MambaError as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue

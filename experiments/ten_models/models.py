@@ -136,12 +136,17 @@ def ordinal(x, rating=None, num_levels=4):
 
 
 class Example(NamedTuple):
-    """A model, how its data are simulated, its constants, and what of it is identified."""
+    """A model, how its data are simulated, its constants, and what of it is identified.
+
+    ``longer`` is by how much a chain must be longer than those of the others, for the same
+    effective draws.
+    """
 
     model: Callable[..., None]
     simulate: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
     kwargs: dict[str, Any]
     identified: tuple[str, ...] = ()  # all parameters where it is empty
+    longer: int = 1
 
 
 def _covariates(rng: np.random.Generator, num_rows: int, dim: int = 3) -> np.ndarray:
@@ -214,7 +219,7 @@ MODELS = {
     "hierarchical": Example(hierarchical, _hierarchical_data, {"num_groups": 8}),
     "mixture": Example(mixture, _mixture_data, {}),
     "factorisation": Example(factorisation, _factorisation_data, {}),
-    "network": Example(network, _network_data, {"num_hidden": 4}, ("curve", "sigma")),
+    "network": Example(network, _network_data, {"num_hidden": 4}, ("curve", "sigma"), longer=10),
     "ordinal": Example(ordinal, _ordinal_data, {"num_levels": 4}),
 }
 
