@@ -15,7 +15,7 @@ SOURCES := $(wildcard mamba_cli conf experiments tests)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: run test bench ground-truth reward-study clean help
+.PHONY: run test bench ground-truth reward-study ten-models clean help
 
 run: $(PACKAGE)  ## The first experiment of the paper, whole: tune, ground truth, evaluate
 	$(BIN)/mamba-run $(or $(ARGS),model=logreg sampler=sgld tuner=mamba_ksd)
@@ -45,6 +45,9 @@ ground-truth: $(PACKAGE)  ## NUTS for a model at the paper's size: make ground-t
 reward-study: $(PACKAGE)  ## Compare the rewards with the truth (hours; takes up where it was stopped)
 	$(BIN)/python -m experiments.reward_study.study $(ARGS)
 	$(BIN)/python -m experiments.reward_study.adversarial
+
+ten-models: $(PACKAGE)  ## Tune ten NumPyro models and compare them with NUTS: results/ten_models
+	$(BIN)/python -m experiments.ten_models.check $(ARGS)
 
 clean:  ## Remove the environment, builds and caches; results stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \

@@ -15,6 +15,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+NUM_CHAINS, NUM_DRAWS = 4, 2000
+"""Of NUTS; draws of each chain."""
+
 
 def linear(x, y=None):
     """Linear regression with an unknown scale of the noise."""
@@ -133,12 +136,17 @@ def ordinal(x, rating=None, num_levels=4):
 
 
 class Example(NamedTuple):
-    """A model, how its data are simulated, its constants, and what of it is identified."""
+    """A model, how its data are simulated, its constants, and what of it is identified.
+
+    ``longer`` is by how much a chain must be longer than those of the others, for the same
+    effective draws.
+    """
 
     model: Callable[..., None]
     simulate: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
     kwargs: dict[str, Any]
     identified: tuple[str, ...] = ()  # all parameters where it is empty
+    longer: int = 1
 
 
 def _covariates(rng: np.random.Generator, num_rows: int, dim: int = 3) -> np.ndarray:
@@ -211,7 +219,7 @@ MODELS = {
     "hierarchical": Example(hierarchical, _hierarchical_data, {"num_groups": 8}),
     "mixture": Example(mixture, _mixture_data, {}),
     "factorisation": Example(factorisation, _factorisation_data, {}),
-    "network": Example(network, _network_data, {"num_hidden": 4}, ("curve", "sigma")),
+    "network": Example(network, _network_data, {"num_hidden": 4}, ("curve", "sigma"), longer=10),
     "ordinal": Example(ordinal, _ordinal_data, {"num_levels": 4}),
 }
 
@@ -223,15 +231,15 @@ def data_of(name: str, num_rows: int) -> dict[str, np.ndarray]:
 
 
 def nuts(
-    name: str, data: dict[str, np.ndarray], num_draws: int = 2000, num_warmup: int = 1000
+    name: str, data: dict[str, np.ndarray], num_draws: int = NUM_DRAWS, num_warmup: int = 1000
 ) -> numpyro.infer.MCMC:
-    """NumPyro's own NUTS on the model as it stands: two chains, run one after the other."""
+    """NumPyro's own NUTS on the model as it stands, its chains in step with one another."""
     example = MODELS[name]
     mcmc = numpyro.infer.MCMC(
         numpyro.infer.NUTS(example.model),
         num_warmup=num_warmup,
         num_samples=num_draws,
-        num_chains=2,
+        num_chains=NUM_CHAINS,
         chain_method="vectorized",
         progress_bar=False,
     )
