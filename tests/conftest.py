@@ -12,6 +12,7 @@ import jax
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
@@ -38,6 +39,13 @@ def _environment_of_a_fresh_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders a developer has set for their own runs must not reach the tests."""
     monkeypatch.delenv("MAMBA_DATA_DIR", raising=False)
     monkeypatch.delenv("MAMBA_RESULTS_DIR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_command_line_left_over() -> Iterator[None]:
+    """A command line run in this process leaves Hydra's configuration of it behind."""
+    yield
+    HydraConfig.instance().cfg = None
 
 
 @pytest.fixture(autouse=True)
