@@ -8,14 +8,13 @@ the best step depends on how noisy the minibatches are, so the grid goes down fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mamba_cli import gradients
+from mamba_cli import gradients, map_estimate
 from mamba_cli.errors import NothingUsableError
 from mamba_cli.types import Array, Model, PyTree
 
@@ -46,13 +45,6 @@ def largest_curvature(model: Model, position: Array, rng_key: Array) -> float:
         The curvature is not a finite number above 0: the log density is flat, or has no maximum.
     """
 
-    def product(at: Array, vector: Array, data: PyTree) -> Array:
-        def of(function: Callable[[Array], Array]) -> Array:
-            return jax.jvp(jax.grad(function), (at,), (vector,))[1]
-
-        likelihood: Array = gradients.over_all_rows(model, of, data)
-        return -(likelihood + of(model.log_prior))
-
     @jax.jit
     def search(at: Array, start: Array, data: PyTree) -> Array:
         def going(carry: tuple[Array, Array, Array, Array]) -> Array:
@@ -63,7 +55,7 @@ def largest_curvature(model: Model, position: Array, rng_key: Array) -> float:
             carry: tuple[Array, Array, Array, Array],
         ) -> tuple[Array, Array, Array, Array]:
             count, vector, value, _ = carry
-            image = product(at, vector, data)
+            image = -map_estimate.hessian_product(model, at, vector, data)
             norm = jnp.linalg.norm(image)
             return count + 1, image / jnp.maximum(norm, 1e-30), norm, value
 

@@ -232,6 +232,19 @@ def hessian(model: Model, position: Array, *, blocks: RowBlocks | None = None) -
     return -0.5 * (matrix + matrix.T)
 
 
+def hessian_product(model: Model, position: Array, vector: Array, data: PyTree) -> Array:
+    """H v, with H the Hessian of the log posterior over all rows at ``position``, ``[dim]``.
+
+    ``data`` is as of ``gradients.all_data``.
+    """
+
+    def product(function: Callable[[Array], Array]) -> Array:
+        return jax.jvp(jax.grad(function), (position,), (vector,))[1]
+
+    likelihood: Array = gradients.over_all_rows(model, product, data)
+    return likelihood + product(model.log_prior)
+
+
 def hessian_trace(model: Model, position: Array, rng_key: Array, num_probes: int) -> float:
     """Hutchinson's estimate of tr H: the mean of s.Hs over vectors s of random signs."""
 
@@ -261,11 +274,7 @@ def hessian_row_norms(model: Model, position: Array, rng_key: Array, num_probes:
     def squares(position: Array, data: PyTree, probes_key: Array) -> Array:
         def of_probe(key: Array) -> Array:
             probe = jax.random.normal(key, (model.dim,), jnp.float32)
-
-            def product(function: Callable[[Array], Array]) -> Array:
-                return jax.jvp(jax.grad(function), (position,), (probe,))[1]
-
-            return (gradients.over_all_rows(model, product, data) + product(model.log_prior)) ** 2
+            return hessian_product(model, position, probe, data) ** 2
 
         return jnp.mean(lax.map(of_probe, jax.random.split(probes_key, num_probes)), axis=0)
 
