@@ -90,6 +90,9 @@ KEYS_WITHOUT_EFFECT = (
     "hydra",
 )
 
+LOCK_POLL_S = 0.1
+"""How often a folder that another process uses is tried again."""
+
 _TEXT_COLUMNS = frozenset({"model", "sampler", "tuner", "status", "reason"})
 _INTEGER_COLUMNS = frozenset({"seed", "repeat", "batch_size", "num_integration_steps"})
 _META = "__meta__"
@@ -549,6 +552,7 @@ class RunFolder:
         *,
         overrides: Sequence[str] = (),
         hydra_config: Mapping[str, Any] | None = None,
+        wait_s: float = 0.0,
     ) -> RunFolder:
         """Make or re-enter the folder of a run.
 
@@ -565,6 +569,8 @@ class RunFolder:
             What the user typed, for ``.hydra/overrides.yaml``.
         hydra_config
             Hydra's own configuration, for ``.hydra/hydra.yaml``.
+        wait_s
+            How long to wait for another process that uses the folder.
 
         Raises
         ------
@@ -578,7 +584,7 @@ class RunFolder:
         """
         path = Path(path)
         _make_folder(path)
-        lock = _take_lock(path)
+        lock = _take_lock(path, wait_s)
         try:
             resolved = plain(config)
             for place in (path, path / "checkpoint", path / ".hydra"):
@@ -774,15 +780,26 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _take_lock(folder: Path) -> int:
-    """Lock ``folder`` for this process; the system drops the lock when the process ends."""
+def _take_lock(folder: Path, wait_s: float = 0.0) -> int:
+    """Lock ``folder`` for this process; the system drops the lock when the process ends.
+
+    Where another process has it, that one gets ``wait_s`` seconds to end.
+    """
     path = folder / ".lock"
+    last_s = time.monotonic() + wait_s
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise _storage_error(path, error) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= last_s:
+                    raise
+                time.sleep(LOCK_POLL_S)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
     except BlockingIOError as error:

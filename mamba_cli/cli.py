@@ -45,6 +45,7 @@ from mamba_cli.errors import (
     is_out_of_memory,
 )
 from mamba_cli.sweeps import (
+    LOST_JOB_S,
     THREADS,
     UNKNOWN,
     Outcome,
@@ -144,7 +145,7 @@ class Jobs:
             from mamba_cli.run import run
 
             use_cache()
-            run(cfg)
+            run(cfg, wait_s=LOST_JOB_S if self.sweep is not None else 0.0)
         except Exception as error:
             self.error = error
             known = _as_mamba_error(error)

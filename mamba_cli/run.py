@@ -78,8 +78,15 @@ SKIPPED = "ground_truth_skipped.json"
 """In a run's folder, why ``ground_truth=auto`` found none."""
 
 
-def run(cfg: DictConfig) -> None:
+def run(cfg: DictConfig, *, wait_s: float = 0.0) -> None:
     """Run one composed configuration to its end.
+
+    Parameters
+    ----------
+    cfg
+        A composed configuration.
+    wait_s
+        How long to wait for another process that uses the run's folder.
 
     Raises
     ------
@@ -95,7 +102,7 @@ def run(cfg: DictConfig) -> None:
     if settings_from(cfg).dry_run:
         describe(cfg)
         return
-    with opened(cfg, Console()) as one:
+    with opened(cfg, Console(), wait_s=wait_s) as one:
         one.console.banner(one.settings.budget, one.settings.needs_no_size_note)
         one.go()
 
@@ -118,7 +125,12 @@ def describe(cfg: DictConfig) -> None:
 
 @contextmanager
 def opened(
-    cfg: DictConfig, console: Console, *, model: Model | None = None, pictures: bool = True
+    cfg: DictConfig,
+    console: Console,
+    *,
+    model: Model | None = None,
+    pictures: bool = True,
+    wait_s: float = 0.0,
 ) -> Iterator[Run]:
     """A run whose folder is locked and whose log is written while the context lasts.
 
@@ -132,6 +144,8 @@ def opened(
         In place of the model that is configured.
     pictures
         Whether ``tuning.png`` and ``evaluation.png`` are drawn.
+    wait_s
+        How long to wait for another process that uses the folder.
 
     Raises
     ------
@@ -146,7 +160,7 @@ def opened(
     config |= digests_of_files(config)
     if model is not None:
         config["model_digest"] = model.digest
-    folder = RunFolder.open(settings.run_dir, config, **_hydra())
+    folder = RunFolder.open(settings.run_dir, config, wait_s=wait_s, **_hydra())
     with folder, folder.log():
         try:
             with console:

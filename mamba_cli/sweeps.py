@@ -27,6 +27,10 @@ from mamba_cli.errors import ConfigError
 INHERITED = ("MAMBA_DATA_DIR", "MAMBA_RESULTS_DIR", "JAX_COMPILATION_CACHE_DIR")
 """Variables of the environment that jobs on a cluster need as well."""
 
+LOST_JOB_S = 120.0
+"""How long a job waits for its folder. A cluster starts a job again as soon as its machine is lost,
+while the process that had it may still be ending, and a file server keeps its lock for a while."""
+
 UNKNOWN = "(unknown)"
 """The overrides of a job that left no outcome."""
 

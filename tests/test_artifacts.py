@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -831,6 +832,16 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path: Path) -> None:
         holder.send_signal(signal.SIGKILL)
         holder.wait(timeout=10)
     RunFolder.open(tmp_path, {"seed": 0}).close()
+
+
+def test_whoever_waits_gets_the_folder_when_it_is_given_back(tmp_path: Path) -> None:
+    held = RunFolder.open(tmp_path, {"seed": 0})
+    with pytest.raises(ConfigError, match="in use by process"):
+        RunFolder.open(tmp_path, {"seed": 0}, wait_s=0.2)
+    timer = threading.Timer(0.3, held.close)
+    timer.start()
+    RunFolder.open(tmp_path, {"seed": 0}, wait_s=30.0).close()
+    timer.join()
 
 
 def test_a_full_disk_during_a_run_keeps_every_earlier_file(tmp_path: Path) -> None:
