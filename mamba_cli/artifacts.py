@@ -81,6 +81,7 @@ TIMED_STAGES = (
 # Keys of the configuration that say where things are or what is done now, and change no result.
 KEYS_WITHOUT_EFFECT = (
     "data_dir",
+    "model.posterior.data_dir",
     "results_dir",
     "run_dir",
     "stages",
@@ -89,6 +90,20 @@ KEYS_WITHOUT_EFFECT = (
     "ground_truth.recompute",
     "hydra",
 )
+
+# Keys that came after runs which are kept, with the values that do what was done without them.
+KEYS_ADDED = {
+    "budget.clock": "wall",
+    "ground_truth.converged_share": 1.0,
+    "ground_truth.max_s": None,
+    "model.ground_truth.converged_share": 1.0,
+    "noise._partial_": True,
+    "noise._target_": "mamba_cli.noise.threefry",
+    "replay": None,
+    "tuner.check_s": None,
+    "tuner.guards": False,
+    "tuner.keep_ties": False,
+}
 
 LOCK_POLL_S = 0.1
 """How often a folder that another process uses is tried again."""
@@ -520,14 +535,15 @@ def config_differences(
     """Keys that change results and differ between two configurations: (key, there, asked).
 
     Keys are dotted; a key that one side lacks has the value ``(absent)`` there. The keys of
-    ``KEYS_WITHOUT_EFFECT`` are left out.
+    ``KEYS_WITHOUT_EFFECT`` are left out; those of ``KEYS_ADDED`` have their values there where a
+    configuration is older than they are.
     """
     first, second = _flatten(plain(there)), _flatten(plain(asked))
     differences = []
     for key in sorted(first.keys() | second.keys()):
         if any(key == name or key.startswith(f"{name}.") for name in KEYS_WITHOUT_EFFECT):
             continue
-        old, new = first.get(key, _ABSENT), second.get(key, _ABSENT)
+        old, new = first.get(key, KEYS_ADDED.get(key, _ABSENT)), second.get(key, _ABSENT)
         if old != new or isinstance(old, bool) != isinstance(new, bool):
             differences.append((key, old, new))
     return differences

@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hydra import compose, initialize_config_module
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -832,6 +833,24 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path: Path) -> None:
         holder.send_signal(signal.SIGKILL)
         holder.wait(timeout=10)
     RunFolder.open(tmp_path, {"seed": 0}).close()
+
+
+@pytest.mark.parametrize("model", ["logreg", "pmf", "bnn"])
+def test_a_run_made_before_a_key_came_is_still_that_run(model: str) -> None:
+    name = f"runs/{model}/sgld_cv/mamba_ksd/seed-0/provenance.json"
+    kept = artifacts.read_json(Path(__file__).parents[1] / "results" / "paper" / name)
+    assert kept is not None
+    with initialize_config_module("mamba_cli.conf", version_base="1.3"):
+        asked = compose("config", [f"model={model}", "sampler=sgld_cv", "tuner=mamba_ksd"])
+        guarded = compose("config", [f"model={model}", "sampler=sgld_cv", "tuner.guards=true"])
+    assert (
+        artifacts.config_differences(kept["config"], OmegaConf.to_container(asked, resolve=True))
+        == []
+    )
+    (difference,) = artifacts.config_differences(
+        kept["config"], OmegaConf.to_container(guarded, resolve=True)
+    )
+    assert difference == ("tuner.guards", False, True)
 
 
 def test_whoever_waits_gets_the_folder_when_it_is_given_back(tmp_path: Path) -> None:
