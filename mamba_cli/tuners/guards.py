@@ -82,7 +82,7 @@ LogDensities = Callable[[np.ndarray], np.ndarray]
 class Verdict(NamedTuple):
     """Why an arm does not count: a status of ``tuning.csv`` and its reason."""
 
-    status: str  # frozen | diverged
+    status: str  # frozen | diverged | out_of_memory
     reason: str
 
 

@@ -198,14 +198,20 @@ class Halving:
         assert self.guards is not None
         assert arm.chain is not None
         self.reporter.start(f"check run: arm {arm.index}, {self.check_s:.3g} s", self.check_s, "s")
-        program, _ = self.bench.program(arm.hyperparameters.batch_size)
-        chain = arm.chain.without_draws()
-        before_s = chain.elapsed_s
         place = f"check, arm {arm.index}"
-        chain = self.bench.pace.run(program, chain, self.check_s, place, self.bench.clock)
-        self.bench.seconds.check += chain.elapsed_s - before_s
-        self.reporter.update(self.check_s)
-        self.reporter.finish()
+        try:
+            program, _ = self.bench.program(arm.hyperparameters.batch_size)
+            chain = arm.chain.without_draws()
+            before_s = chain.elapsed_s
+            chain = self.bench.pace.run(program, chain, self.check_s, place, self.bench.clock)
+            self.bench.seconds.check += chain.elapsed_s - before_s
+            self.reporter.update(self.check_s)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Verdict("out_of_memory", first_line(error))
+        finally:
+            self.reporter.finish()
         failed = failure(chain)
         if failed is not None:
             # Too slow to make two draws is no sign of anything: the arm was scored on others.

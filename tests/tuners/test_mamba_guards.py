@@ -117,6 +117,27 @@ def test_a_winner_that_drifts_is_dropped_for_the_next_best() -> None:
     assert guards.checked == [32, 32]
 
 
+def test_a_winner_whose_check_run_is_out_of_memory_is_dropped_for_the_next_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = fake_bench()
+    run = bench.pace.run
+
+    def refusing(program: Any, chain: Any, seconds: float, place: str, clock: Any) -> Any:
+        if place.startswith("check") and chain.hyperparameters.step_size == 2.0:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory: 9 GB\nmore")
+        return run(program, chain, seconds, place, clock)
+
+    monkeypatch.setattr(bench.pace, "run", refusing)
+    guards = FakeGuards()
+    tuning = tune(FakeReward(nearest_to(2.0)), arms_of(*POWERS), bench, guards=guards, check_s=0.5)
+    last = {record.step_size: record for record in of_rung(tuning, 2)}
+    assert (last[2.0].status, last[2.0].promoted) == ("out_of_memory", False)
+    assert last[2.0].reason.endswith("check run of 0.5 s: RESOURCE_EXHAUSTED: Out of memory: 9 GB")
+    assert tuning.winner == last[1.0]
+    assert guards.checked == [32]
+
+
 def test_without_a_stable_arm_there_is_no_winner() -> None:
     guards = FakeGuards(drifting=(2.0, 1.0))
     tuning = tune(FakeReward(nearest_to(2.0)), arms_of(*POWERS), guards=guards, check_s=0.5)
