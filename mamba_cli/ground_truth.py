@@ -340,12 +340,7 @@ def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks | None
         return Target(centre, matrix, None, None, log_posterior, data, scale)
     assert blocks is not None, "needed where the likelihood is one of rows"
 
-    @jax.jit
-    def reference(centre: Array, columns: PyTree) -> Array:
-        of_block = partial(map_estimate.row_log_likelihoods, model, centre)
-        return lax.map(of_block, columns)
-
-    rows = reference(centre, blocks.columns)
+    rows = jax.jit(partial(map_estimate.log_likelihoods_of_rows, model))(centre, blocks)
     prior = jnp.asarray(model.log_prior(centre))
     return Target(centre, matrix, blocks, rows, prior, scale=scale)
 
@@ -373,15 +368,18 @@ def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Ar
         values, slopes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
         return target.prior_reference - values, -target.pulled_back(slopes)
 
-    def log_likelihoods(block: tuple[RowBlocks, Array]) -> PyTree:
+    def log_likelihoods(part: tuple[PyTree, Array]) -> PyTree:
+        assert target.blocks is not None
+        block = target.blocks.read(part[0])
+
         def likelihood(position: Array) -> Array:
-            return map_estimate.block_log_likelihood(model, position, *block[0], reference=block[1])
+            return map_estimate.block_log_likelihood(model, position, *block, reference=part[1])
 
         results = [jax.value_and_grad(likelihood)(position) for position in positions]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
-    blocks = (target.blocks, target.row_reference)
-    (likelihood, gradient), _ = map_estimate.compensated_sum(log_likelihoods, blocks)
+    parts = (target.blocks.parts, target.row_reference)
+    (likelihood, gradient), _ = map_estimate.compensated_sum(log_likelihoods, parts)
     prior, prior_gradient = jax.vmap(jax.value_and_grad(model.log_prior))(positions)
     values = likelihood + (prior - target.prior_reference)
     slopes = gradient + prior_gradient

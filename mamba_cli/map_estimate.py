@@ -27,11 +27,15 @@ from jax import lax
 
 from mamba_cli import gradients
 from mamba_cli.errors import NothingUsableError
+from mamba_cli.minibatch import gather
 from mamba_cli.types import Array, Model, PyTree, Reporter, SilentReporter
 
 BLOCK_BYTES = 192 * 1024
 MAX_BLOCK_ROWS = 4096
 MIN_BLOCK_ROWS = 512
+
+MAX_COPY_BYTES = 256 << 20
+"""Rows that take more are cut into blocks anew in every pass over them, not copied."""
 
 STEPS_PER_DISPATCH = 50
 """Adam's steps between two looks at the progress: a second or less on the largest model."""
@@ -108,21 +112,52 @@ class MapEstimate(NamedTuple):
     elapsed_s: float
 
 
+class Block(NamedTuple):
+    """Neighbouring rows, the row axis last; those after the first ``num_valid`` are padding."""
+
+    columns: PyTree  # leaves [..., block_rows]
+    num_valid: Array  # [], int32
+
+
 class RowBlocks(NamedTuple):
     """The rows of a data set cut into blocks, the row axis last.
 
     With rows last, one row after the other is contiguous for each covariate: on CPU this reads
     twice as fast as row after row. The last rows are padding: block b has ``num_valid[b]`` rows.
+
+    A copy of many rows would not fit into memory where the rows themselves are read from a mapped
+    file: a block is then turned when it is read. ``term(blocks.read(part))`` over the leading axis
+    of ``parts`` is the same either way.
     """
 
-    columns: PyTree  # leaves [num_blocks, ..., block_rows]
+    columns: PyTree  # leaves [num_blocks, ..., block_rows]; None where ``rows`` are read
     num_valid: Array  # [num_blocks], int32
+    rows: PyTree = None  # leaves [num_data, ...]
+    starts: Array | None = None  # [num_blocks], int32, the first row of each block
+    offsets: Array | None = None  # [block_rows], int32
+
+    @property
+    def parts(self) -> PyTree:
+        """What a block is read from, leading axis ``num_blocks``."""
+        return (self.columns if self.rows is None else self.starts), self.num_valid
+
+    def read(self, part: PyTree) -> Block:
+        """The block of one of ``parts``."""
+        if self.rows is None:
+            return Block(*part)
+        start, num_valid = part
+        assert self.offsets is not None
+        num_data = jax.tree.leaves(self.rows)[0].shape[0]
+        block = gather(self.rows, (start + self.offsets) % num_data)
+        # The barrier keeps XLA from gathering anew for each of the sums that a block has part in.
+        columns = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), block)
+        return Block(lax.optimization_barrier(columns), num_valid)
 
 
 def row_blocks(data: PyTree, num_data: int) -> RowBlocks:
     """Cut ``data``, a pytree with leading axis ``num_data``, into :class:`RowBlocks`."""
-    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data)) // num_data
-    target = min(max(BLOCK_BYTES // max(row_bytes, 1), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+    target = min(max(BLOCK_BYTES // max(num_bytes // num_data, 1), MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
     num_blocks = -(-num_data // target)
     block_rows = -(-num_data // num_blocks)
     padding = num_blocks * block_rows - num_data
@@ -133,8 +168,11 @@ def row_blocks(data: PyTree, num_data: int) -> RowBlocks:
         return jnp.moveaxis(padded.reshape(num_blocks, block_rows, *leaf.shape[1:]), 1, -1)
 
     starts = np.arange(num_blocks) * block_rows
-    num_valid = np.clip(num_data - starts, 0, block_rows).astype(np.int32)
-    return RowBlocks(jax.tree.map(cut, data), jnp.asarray(num_valid))
+    num_valid = jnp.asarray(np.clip(num_data - starts, 0, block_rows).astype(np.int32))
+    if num_bytes <= MAX_COPY_BYTES:
+        return RowBlocks(jax.tree.map(cut, data), num_valid)
+    offsets = jnp.arange(block_rows, dtype=jnp.int32)
+    return RowBlocks(None, num_valid, data, jnp.asarray(starts.astype(np.int32)), offsets)
 
 
 def row_log_likelihoods(model: Model, position: Array, columns: PyTree) -> Array:
@@ -144,6 +182,15 @@ def row_log_likelihoods(model: Model, position: Array, columns: PyTree) -> Array
         return model.log_likelihood(position, jax.tree.map(lambda leaf: leaf[None], row))
 
     return jax.vmap(of_row, in_axes=-1)(columns)
+
+
+def log_likelihoods_of_rows(model: Model, position: Array, blocks: RowBlocks) -> Array:
+    """Log likelihood of every row, ``[num_blocks, block_rows]``."""
+
+    def of_part(part: PyTree) -> Array:
+        return row_log_likelihoods(model, position, blocks.read(part).columns)
+
+    return lax.map(of_part, blocks.parts)
 
 
 def block_log_likelihood(
@@ -204,13 +251,15 @@ def _derivatives_fn(model: Model) -> Callable[[Array, RowBlocks], _Derivatives]:
 
     @jax.jit
     def halves(position: Array, blocks: RowBlocks) -> PyTree:
-        def term(block: RowBlocks) -> PyTree:
+        def term(part: PyTree) -> PyTree:
+            block = blocks.read(part)
+
             def likelihood(at: Array) -> Array:
                 return block_log_likelihood(model, at, *block)
 
             return all_of(likelihood, position)
 
-        return all_of(model.log_prior, position), compensated_sum(term, blocks)
+        return all_of(model.log_prior, position), compensated_sum(term, blocks.parts)
 
     def derivatives(position: Array, blocks: RowBlocks) -> _Derivatives:
         prior, likelihood = halves(position, blocks)
@@ -468,8 +517,7 @@ def _adam_then_lbfgs(
 
 def _reference(model: Model, position: Array, blocks: RowBlocks) -> tuple[Array, Array]:
     """Log likelihood of every row ``[num_blocks, block_rows]`` and log prior at ``position``."""
-    rows = lax.map(lambda columns: row_log_likelihoods(model, position, columns), blocks.columns)
-    return rows, model.log_prior(position)
+    return log_likelihoods_of_rows(model, position, blocks), model.log_prior(position)
 
 
 def _relative_value_and_gradient(
@@ -477,13 +525,15 @@ def _relative_value_and_gradient(
 ) -> tuple[Array, Array]:
     """Log density at ``position`` minus that at the reference, and its gradient ``[dim]``."""
 
-    def term(block: tuple[RowBlocks, Array]) -> PyTree:
+    def term(part: tuple[PyTree, Array]) -> PyTree:
+        block = blocks.read(part[0])
+
         def likelihood(at: Array) -> Array:
-            return block_log_likelihood(model, at, *block[0], reference=block[1])
+            return block_log_likelihood(model, at, *block, reference=part[1])
 
         return jax.value_and_grad(likelihood)(position)
 
-    (value, gradient), _ = compensated_sum(term, (blocks, reference[0]))
+    (value, gradient), _ = compensated_sum(term, (blocks.parts, reference[0]))
     prior, prior_gradient = jax.value_and_grad(model.log_prior)(position)
     return value + (prior - reference[1]), gradient + prior_gradient
 

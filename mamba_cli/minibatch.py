@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mamba_cli.data.arrays import require_memory
 from mamba_cli.types import (
     AllRows,
     Arrangement,
@@ -115,6 +116,11 @@ def arrange(
         Whether the model reads :class:`~mamba_cli.types.Columns`.
     full_data
         What stands for all rows in a model with a likelihood of all rows in one piece.
+
+    Raises
+    ------
+    DataError
+        There is no memory for a copy.
     """
     if arrangement is None:
         return rows
@@ -124,7 +130,13 @@ def arrange(
     in_blocks = columns and block_rows > 0
     if order_seed is None and not in_blocks:
         return rows
-    num_data = int(jax.tree.leaves(rows)[0].shape[0])
+    leaves = jax.tree.leaves(rows)
+    num_data = int(leaves[0].shape[0])
+    require_memory(
+        sum(leaf.nbytes for leaf in leaves),
+        f"the {num_data:,} rows in the order of minibatch=reshuffle",
+        "minibatch=without_replacement copies none.",
+    )
     order: np.ndarray = np.arange(num_data)
     if order_seed is not None:
         order = np.random.default_rng(order_seed).permutation(num_data)

@@ -35,6 +35,7 @@ from mamba_cli.config import (
 )
 from mamba_cli.console import Console, duration, size_note
 from mamba_cli.curvature import whitening_at
+from mamba_cli.data.arrays import files_of
 from mamba_cli.dry_run import plan
 from mamba_cli.errors import ConfigError, MambaError, NothingUsableError
 from mamba_cli.evaluation import (
@@ -50,6 +51,7 @@ from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
 from mamba_cli.ledger import Ledger
 from mamba_cli.map_cache import cached_map
 from mamba_cli.map_estimate import AdamPhase, MapEstimate, MapSettings
+from mamba_cli.models.user_code import sources_of
 from mamba_cli.posterior_summary import write_parameters
 from mamba_cli.tuners import given, grid, halving, mamba
 from mamba_cli.tuners.guards import Guards, principal_axes
@@ -176,18 +178,33 @@ def opened(
 def digests_of_files(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sha256 of the files that a user's model is read from, by the key that names them.
 
-    Part of what a run's folder remembers: a file that is changed makes another run.
+    Part of what a run's folder remembers: a file that is changed makes another run. Modules that a
+    source imports from beside it count as well.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read.
     """
-    named = {key: config["model"].get(key) for key in ("file", "data", "test_data")}
-    target = config["model"].get("target")
-    if isinstance(target, str):
-        named["target"] = target.rpartition(":")[0]  # a file, or a module, which is not one
-    found = {
-        f"model.{key}": artifacts.sha256_of(Path(path).expanduser())
-        for key, path in named.items()
-        if isinstance(path, str) and Path(path).expanduser().is_file()
-    }
-    return {"file_sha256": found} if found else {}
+    found: dict[str, Path] = {}
+    for key in ("data", "test_data"):
+        given = config["model"].get(key)
+        if isinstance(given, str) and (path := Path(given).expanduser()).exists():
+            found |= {
+                f"model.{key}" if file == path else f"model.{key}.{file.name}": file
+                for file in files_of(path)
+            }
+    for key in ("file", "target"):
+        given = config["model"].get(key)
+        place = given.rpartition(":")[0] if key == "target" and isinstance(given, str) else given
+        if isinstance(place, str) and place:
+            own = Path(place).stem if place.endswith(".py") else place
+            found |= {
+                f"model.{key}" if name == own else f"model.{key}.{name}": file
+                for name, file in sources_of(place).items()
+            }
+    digests = {key: artifacts.sha256_of(file) for key, file in found.items()}
+    return {"file_sha256": digests} if digests else {}
 
 
 @dataclass(frozen=True)

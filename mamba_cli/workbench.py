@@ -16,7 +16,12 @@ from jax import lax
 
 from mamba_cli.chain import ChainProgram, Clock, MinibatchScheme, NoiseKeyFn
 from mamba_cli.errors import is_out_of_memory
-from mamba_cli.gradients import GradientEstimator, available_cores, full_gradients
+from mamba_cli.gradients import (
+    GradientEstimator,
+    available_cores,
+    full_gradients,
+    sum_over_minibatch,
+)
 from mamba_cli.noise import threefry
 from mamba_cli.pacing import Pace, WallClock
 from mamba_cli.types import (
@@ -219,8 +224,11 @@ class Workbench:
 
 
 def _log_density(model: Any, full: bool, position: Array, data: PyTree) -> Array:
-    likelihood = model.full_log_likelihood if full else model.log_likelihood
-    return model.log_prior(position) + likelihood(position, data)
+    if full:
+        likelihood = model.full_log_likelihood(position, data)
+    else:
+        likelihood = sum_over_minibatch(partial(model.log_likelihood, position), data)
+    return model.log_prior(position) + likelihood
 
 
 def _mean_over_draws(sum_over_draws: SumFn, positions: np.ndarray, inputs: PyTree) -> Array:

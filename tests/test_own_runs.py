@@ -132,6 +132,44 @@ def test_a_run_remembers_the_files_that_its_model_is_read_from(model_file: Path)
     assert not digests(target="package.module:model")
 
 
+def test_a_run_remembers_the_modules_that_its_target_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "own_pkg/__init__.py": "raise RuntimeError('a digest executes nothing')",
+        "own_pkg/models/__init__.py": "",
+        "own_pkg/models/first.py": "import os\nfrom ..parts import prior\nfrom . import second",
+        "own_pkg/models/second.py": "import own_pkg.third as t, numpy",
+        "own_pkg/models/apart.py": "",
+        "own_pkg/parts/__init__.py": "",
+        "own_pkg/parts/prior.py": "from ..models.first import model",
+        "own_pkg/third.py": "def late():\n    import own_lone",
+        "own_lone.py": "import own_beside, json",
+        "own_beside.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def digests(target: str) -> dict[str, str]:
+        found: dict[str, str] = digests_of_files({"model": {"target": target}})["file_sha256"]
+        return found
+
+    package = digests("own_pkg.models.first:model")
+    names = ("models", "models.second", "parts", "parts.prior", "third")
+    assert set(package) == {"model.target", "model.target.own_pkg"} | {
+        f"model.target.own_pkg.{name}" for name in names
+    }
+    # A module of no package: the modules in its folder. A file is like it.
+    assert set(digests("own_lone:model")) == {"model.target", "model.target.own_beside"}
+    assert digests("own_lone.py:model") == digests("own_lone:model")
+    (tmp_path / "own_pkg" / "parts" / "prior.py").write_text("changed = True")
+    changed = digests("own_pkg.models.first:model")
+    assert {key for key in package if package[key] != changed.get(key)} == {
+        "model.target.own_pkg.parts.prior"
+    }
+
+
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [

@@ -2,6 +2,11 @@
 
 Whatever the source, the result is a pytree of arrays that share their leading axis, one row a
 datum. Floating-point arrays become float32 and integers int32, the precision chains run in.
+
+An array that is memory-mapped and already in that precision stays in its file: compiled programs
+read the mapped pages where they lie, and the system keeps as many of them as it has memory for.
+Nothing is read, drawn or computed in another way than from memory, so that results are the same bit
+for bit. The file must not change while it is used.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -25,8 +31,20 @@ SUFFIXES = (".npz", ".npy", ".csv", ".parquet")
 COPIES_IN_MEMORY = 3
 """The rows, the same cut into blocks for the MAP and the ground truth, and room to convert."""
 
-ROWS_PER_CHECK = 1 << 16
-"""Rows looked at together: a memory-mapped file is never read as a whole to be checked."""
+ROWS_PER_CHECK, CHECK_BYTES = 1 << 16, 16 << 20
+"""Rows looked at together at most, and their bytes."""
+
+ALIGNMENT = 64
+"""Of arrays that programs read where they lie: that of XLA's own, and of the data in a .npy."""
+
+KINDS: dict[str, type] = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}
+"""What an array becomes, by the kind of its values."""
+
+FREES_MEMORY = (
+    "In a .npy of float32, int32 or bool rows stay in the file, so that they may be more than fit "
+    "into memory; np.load(..., mmap_mode='r') and np.lib.format.open_memmap(..., dtype='float32') "
+    "convert one in parts, and model.data= may be a folder of several."
+)
 
 Columns = Mapping[str, str | Sequence[str]]
 
@@ -38,7 +56,8 @@ def read_data(path: str | Path, columns: Columns | None = None) -> PyTree:
     ----------
     path
         ``.npz``: its arrays by name. ``.npy``: the array, memory-mapped (a structured array: its
-        fields by name). ``.csv`` and ``.parquet``: the columns by name.
+        fields by name). A folder: the arrays of its ``.npy`` files by name. ``.csv`` and
+        ``.parquet``: the columns by name.
     columns
         For tables: which array is made of which columns, ``{"x": ["age", "dose"], "y": "ill"}``.
         One name gives an array ``[num_rows]``, a list a matrix ``[num_rows, num_columns]``.
@@ -56,9 +75,10 @@ def read_data(path: str | Path, columns: Columns | None = None) -> PyTree:
         The file is missing or cannot be read.
     """
     path = Path(path).expanduser()
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in SUFFIXES and not path.is_dir():
         raise ConfigError(
-            f"model.data={str(path)!r} is not allowed: it must end in {', '.join(SUFFIXES)}."
+            f"model.data={str(path)!r} is not allowed: it must end in {', '.join(SUFFIXES)}, or be "
+            "a folder of .npy files."
         )
     is_table = path.suffix in (".csv", ".parquet")
     if columns is not None and not is_table:
@@ -69,11 +89,18 @@ def read_data(path: str | Path, columns: Columns | None = None) -> PyTree:
     try:
         if is_table:
             return _from_table(_read_table(path), path, columns)
+        if path.is_dir():
+            return {file.stem: _from_numpy(file) for file in files_of(path)}
         return _from_numpy(path)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; model.data= names the data file.") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"cannot read {path}: {_first_line(error)}") from error
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that data are read from: itself, or the ``.npy`` files of a folder, in order."""
+    return sorted(path.glob("*.npy")) if path.is_dir() else [path]
 
 
 def _from_numpy(path: Path) -> PyTree:
@@ -140,11 +167,15 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
     source
         Where it comes from, for messages: ``data.npz``, ``my_model.py, data``.
 
+    Returns
+    -------
+    The same pytree; an array that can stay in its file is the ``np.memmap`` that was given.
+
     Raises
     ------
     DataError
         There is no array or no row; lengths differ; a value is not a finite number (its row and
-        column are named), or does not fit single precision; all of it does not fit into memory.
+        column are named), or does not fit single precision; what has to be in memory does not fit.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(data, is_leaf=_is_list_of_numbers)
     named = [(_name_of(path), _as_array(leaf, _name_of(path), source)) for path, leaf in leaves]
@@ -192,14 +223,47 @@ def _as_array(leaf: Any, name: str, source: str) -> np.ndarray:
     return array
 
 
+def on_device(rows: PyTree) -> PyTree:
+    """The arrays of :func:`checked_rows` as JAX's; those that are mapped stay in their files.
+
+    Programs take a buffer of the host as it is where it is aligned, and keep the mapping open.
+    """
+
+    def placed(leaf: np.ndarray) -> jax.Array:
+        # As an ndarray: JAX copies what is of a subclass.
+        is_mapped = isinstance(leaf, np.memmap)
+        return jax.device_put(np.asarray(leaf)) if is_mapped else jnp.asarray(leaf)
+
+    return jax.tree.map(placed, rows)
+
+
+def _can_stay(array: np.ndarray) -> bool:
+    """Whether programs can read an array in its file, as it lies."""
+    return (
+        isinstance(array, np.memmap)
+        and array.dtype == KINDS[array.dtype.kind]
+        and array.flags.c_contiguous
+        and array.ctypes.data % ALIGNMENT == 0
+        and jax.default_backend() == "cpu"
+    )
+
+
 def _check_memory(arrays: Sequence[np.ndarray], source: str) -> None:
-    needed = sum(COPIES_IN_MEMORY * 4 * array.size for array in arrays)
+    in_memory = [array for array in arrays if not _can_stay(array)]
+    require_memory(
+        sum(COPIES_IN_MEMORY * 4 * array.size for array in in_memory),
+        f"{source}: {len(arrays[0]):,} rows",
+        f"Take fewer rows, or a machine with more memory. {FREES_MEMORY}",
+    )
+
+
+def require_memory(num_bytes: int, what: str, advice: str) -> None:
+    """Refuse what does not fit into memory. Raises ``DataError``."""
     free = _available_bytes()
-    if free is not None and needed > free:
+    if free is not None and num_bytes > free:
         raise DataError(
-            f"{source}: {len(arrays[0]):,} rows need about {needed / 2**30:.1f} GiB of memory, and "
-            f"{free / 2**30:.1f} GiB are free. Rows are kept in memory while chains run: take "
-            "fewer rows, or a machine with more memory."
+            f"{what} need about {num_bytes / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB "
+            f"are free. {advice}"
         )
 
 
@@ -222,13 +286,15 @@ def _page_cache_bytes() -> int:
 
 
 def _converted(array: np.ndarray, name: str, source: str) -> np.ndarray:
-    """In the precision chains run in, checked ``ROWS_PER_CHECK`` rows at a time."""
-    kind: type = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
-    result: np.ndarray = np.empty(array.shape, kind)
-    for start in range(0, len(array), ROWS_PER_CHECK):
-        part = np.asarray(array[start : start + ROWS_PER_CHECK])
+    """In the precision chains run in, checked a part of the rows at a time."""
+    kind = KINDS[array.dtype.kind]
+    stays = _can_stay(array)
+    result: np.ndarray = array if stays else np.empty(array.shape, kind)
+    num_rows = max(1, min(ROWS_PER_CHECK, CHECK_BYTES * len(array) // max(array.nbytes, 1)))
+    for start in range(0, len(array), num_rows):
+        part = np.asarray(array[start : start + num_rows])
         with np.errstate(over="ignore", invalid="ignore"):
-            chunk: np.ndarray = part.astype(kind)
+            chunk: np.ndarray = part.astype(kind, copy=False)
         is_good = np.isfinite(chunk) if array.dtype.kind == "f" else chunk == part
         if not is_good.all():
             at = tuple(int(i) for i in np.argwhere(~is_good)[0])
@@ -236,7 +302,8 @@ def _converted(array: np.ndarray, name: str, source: str) -> np.ndarray:
                 f"{source}: {name}, row {start + at[0]}{_column_of(at)} (counted from 0) is "
                 f"{part[at]!s}; expected a finite number that single precision holds."
             )
-        result[start : start + len(part)] = chunk
+        if not stays:
+            result[start : start + len(part)] = chunk
     return result
 
 

@@ -34,7 +34,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from mamba_cli.data.arrays import Columns, checked_rows, read_data
+from mamba_cli.data.arrays import Columns, checked_rows, on_device, read_data
 from mamba_cli.errors import ConfigError
 from mamba_cli.models.own import OwnModel, checked
 from mamba_cli.models.user_code import guarded, load_target
@@ -150,7 +150,7 @@ def from_numpyro(
     constants = dict(kwargs or {})
     by_name = _by_argument(model, data, label)
     _check_arguments(model, by_name, constants, label)
-    rows = jax.tree.map(jnp.asarray, checked_rows(by_name, data_label))
+    rows = on_device(checked_rows(by_name, data_label))
     code = getattr(inspect.unwrap(model), "__code__", None)
     call = guarded(model, label, getattr(code, "co_filename", None))
     posterior = _Posterior(call, constants, _study(call, rows, constants, label), label)
@@ -501,4 +501,4 @@ def _test_rows(
             f"model.test_data: is laid out as {layout(test_rows)}; expected rows like model.data, "
             f"{layout(rows)}."
         )
-    return jax.tree.map(jnp.asarray, test_rows)
+    return on_device(test_rows)

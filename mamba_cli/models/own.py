@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mamba_cli import metrics
+from mamba_cli.data.arrays import require_memory
 from mamba_cli.data.split import hold_out_rows
 from mamba_cli.errors import ConfigError
 from mamba_cli.types import Array, PyTree
@@ -148,14 +148,26 @@ class OwnModel:
             Part of the training rows to hold out, in (0, 1).
         seed
             Seed of the random choice (NumPy's PCG64).
+
+        Raises
+        ------
+        DataError
+            There is no memory for a copy of the rows.
         """
+        require_memory(
+            sum(leaf.nbytes for leaf in jax.tree.leaves(self.data)),
+            f"model {self.name}: rewards on rows held out copy the others, which",
+            "Take a reward that needs no held-out rows, as reward@tuner.reward=stein_moments.",
+        )
         kept, held_out = hold_out_rows(self.num_data, fraction, seed)
+
+        def part(rows: np.ndarray) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), self.data)
+
         return replace(
             self,
-            data=jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[kept]), self.data),
-            test_inputs=jax.tree.map(
-                lambda leaf: jnp.asarray(np.asarray(leaf)[held_out]), self.data
-            ),
+            data=part(kept),
+            test_inputs=part(held_out),
             prediction=None,
             test_targets=None,
         )
@@ -263,13 +275,13 @@ def _slopes(model: OwnModel, position: Array, rows: PyTree) -> tuple[Array, Arra
 def _row_values(model: OwnModel, position: Array) -> np.ndarray:
     """Log likelihood of every row ``[num_data]`` at ``position``."""
     of_block = jax.jit(model.row_likelihoods)
+    # Sliced in NumPy, where it costs nothing: JAX compiles a slice for each place.
+    data = jax.tree.map(np.asarray, model.data)
     values = []
     for first in range(0, model.num_data, ROWS_PER_CHECK):
         # The last block is filled up with rows seen before: one shape, one program.
         last = min(first + ROWS_PER_CHECK, model.num_data)
         begin = max(0, last - ROWS_PER_CHECK)
-        block = jax.tree.map(
-            partial(lax.slice_in_dim, start_index=begin, limit_index=last), model.data
-        )
+        block = jax.tree.map(lambda leaf: leaf[begin:last], data)  # noqa: B023
         values.append(np.asarray(of_block(position, block))[first - begin :])
     return np.concatenate(values)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from mamba_cli.data.arrays import Columns, checked_rows, read_data
+from mamba_cli.data.arrays import Columns, checked_rows, on_device, read_data
 from mamba_cli.errors import ConfigError
 from mamba_cli.models.own import OwnModel, checked, require_scalar
 from mamba_cli.models.user_code import Source, guarded, load_file, load_target
@@ -167,7 +167,7 @@ def _build(
             "that returns them; or give a file, as model.data=data.npz."
         )
     data = user["data"]() if callable(found["data"]) else found["data"]
-    rows = jax.tree.map(jnp.asarray, checked_rows(data, data_label))
+    rows = on_device(checked_rows(data, data_label))
     start = _start_fn(user["init"], label)
     flat, unravel = start(jax.random.key(0))
 
@@ -251,7 +251,7 @@ def _test_part(
     if found["predict"] is None:
         test_rows = checked_rows(given, where)
         _require_same_layout(test_rows, rows, where)
-        return {"test_inputs": jax.tree.map(jnp.asarray, test_rows)}
+        return {"test_inputs": on_device(test_rows)}
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise ConfigError(
             f"{where}: is a {type(given).__name__}; expected the pair (inputs, targets), because "
@@ -271,7 +271,7 @@ def _test_part(
 
     return {
         "prediction": predict,
-        "test_inputs": jax.tree.map(jnp.asarray, inputs),
+        "test_inputs": on_device(inputs),
         "test_targets": np.asarray(targets),
     }
 

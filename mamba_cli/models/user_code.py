@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -84,9 +85,14 @@ def load_target(target: str) -> Source:
     return Source(getattr(module, name), target, getattr(module, "__file__", None))
 
 
-def _imported(name: str, target: str) -> Any:
+def _make_folder_importable() -> None:
+    """Find modules in the folder that the command was given in, as Python does for a script."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+def _imported(name: str, target: str) -> Any:
+    _make_folder_importable()
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -98,6 +104,78 @@ def _imported(name: str, target: str) -> Any:
         raise ConfigError(
             f"model.target={target!r}: importing {name} failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def sources_of(place: str) -> dict[str, Path]:
+    """The source files of a module or file, and of what it imports beside it, by module name.
+
+    Parameters
+    ----------
+    place
+        ``package.module``, or the path of a ``.py`` file.
+
+    Returns
+    -------
+    Of a module in a package, the modules of the package that it leads to, with their
+    ``__init__.py``; of a file or a module in no package, those in its folder. They are found by
+    their import statements: nothing is executed. Empty where there is no such source.
+    """
+    if place.endswith(".py"):
+        path = Path(place).expanduser()
+        if not path.is_file():
+            return {}
+        found = _sources_below(path.parent, path.stem, None)
+        return {path.stem: path, **found}
+    _make_folder_importable()
+    top = place.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module that was made by hand
+        return {}
+    if spec is None or spec.origin is None:
+        return {}
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is not None:
+        return _sources_below(origin.parent.parent, place, top)
+    is_installed = origin.parent.name in ("site-packages", "dist-packages")
+    return _sources_below(origin.parent, place, top if is_installed else None)
+
+
+def _sources_below(folder: Path, module: str, package: str | None) -> dict[str, Path]:
+    """The sources that ``module`` leads to in ``folder``; only those of ``package`` if given."""
+    found: dict[str, Path] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in found or package not in (None, name.partition(".")[0]):
+            continue
+        path = folder.joinpath(*name.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+        if path.is_file():
+            found[name] = path
+            todo += _imports_of(path, name)
+        if "." in name:
+            todo.append(name.rpartition(".")[0])
+    return dict(sorted(found.items()))
+
+
+def _imports_of(path: Path, module: str) -> list[str]:
+    """What may be modules among the names that a source imports, absolute."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # whoever imports it says so
+        return []
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            start = above if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [name for name in names if name.strip(".")]
 
 
 def guarded(function: Callable[..., T], where: str, file: str | None = None) -> Callable[..., T]:
