@@ -123,6 +123,22 @@ class HasIdentified(Protocol):
 
 
 @runtime_checkable
+class HasDensityPredictions(Protocol):
+    """A model that may predict densities, which can be too small for float32: logs are averaged.
+
+    Where ``predicts_densities``, the posterior predictive, and what ``predictive_metrics`` takes,
+    is the log of the mean over draws of ``exp(log_prediction)``.
+    """
+
+    @property
+    def predicts_densities(self) -> bool: ...
+
+    def log_prediction(self, position: Array, inputs: PyTree) -> Array:
+        """Log density of each row of ``inputs``, ``[num_inputs]``."""
+        ...
+
+
+@runtime_checkable
 class HasSquaredError(Protocol):
     """A model that predicts numbers: its draws have a ``mse_of_draws``."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from mamba_cli.types import (
     Arrangement,
     Array,
     FeatureFn,
+    HasDensityPredictions,
     HasFullLikelihood,
     HasSquaredError,
     Hyperparameters,
@@ -106,6 +108,7 @@ class Workbench:
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
     _log_density: Callable[[np.ndarray, PyTree], Array] | None = None
     _predict_sum: SumFn | None = None
+    _prediction_sum: SumFn | None = None
     _squared_error_sum: SumFn | None = None
     _square_sum: SumFn | None = None
 
@@ -185,16 +188,24 @@ class Workbench:
     def posterior_predictive(self, positions: np.ndarray, inputs: PyTree = None) -> Array:
         """The mean over draws ``[m, dim]`` of the model's prediction for ``inputs``.
 
-        Without ``inputs``, for the model's test inputs.
+        Without ``inputs``, for the model's test inputs. Of densities it is the log of the mean; see
+        :class:`~mamba_cli.types.HasDensityPredictions`.
         """
+        model = self.model
+        inputs = model.test_inputs if inputs is None else inputs
+        if isinstance(model, HasDensityPredictions) and model.predicts_densities:
+            if self._predict_sum is None:
+                self._predict_sum = jax.jit(partial(_log_sum_over_draws, model.log_prediction))
+            return _log_mean_over_draws(self._predict_sum, positions, inputs)
         if self._predict_sum is None:
-            self._predict_sum = jax.jit(partial(_sum_over_draws, self.model.predict))
-        inputs = self.model.test_inputs if inputs is None else inputs
+            self._predict_sum = jax.jit(partial(_sum_over_draws, model.predict))
         return _mean_over_draws(self._predict_sum, positions, inputs)
 
     def predictive_std(self, positions: np.ndarray) -> np.ndarray:
         """Standard deviation over draws ``[m, dim]`` of the predictions for the test inputs."""
-        mean = self.posterior_predictive(positions)
+        if self._prediction_sum is None:
+            self._prediction_sum = jax.jit(partial(_sum_over_draws, self.model.predict))
+        mean = _mean_over_draws(self._prediction_sum, positions, self.model.test_inputs)
         if self._square_sum is None:
 
             def square(position: Array, inputs: tuple[PyTree, Array]) -> Array:
@@ -233,18 +244,28 @@ def _log_density(model: Any, full: bool, position: Array, data: PyTree) -> Array
 
 def _mean_over_draws(sum_over_draws: SumFn, positions: np.ndarray, inputs: PyTree) -> Array:
     """Mean of a function of position and inputs over draws, ``PREDICTION_CHUNK`` at a time."""
+    parts = (sum_over_draws(*chunk, inputs) for chunk in _chunks(positions))
+    total: Array = reduce(operator.add, parts)
+    return total / len(positions)
+
+
+def _log_mean_over_draws(log_sum_over_draws: SumFn, positions: np.ndarray, inputs: PyTree) -> Array:
+    """Log of the mean over draws of exp of a function; nothing over- or underflows."""
+    parts = (
+        np.asarray(log_sum_over_draws(*chunk, inputs), np.float64) for chunk in _chunks(positions)
+    )
+    total: np.ndarray = reduce(np.logaddexp, parts)
+    return jnp.asarray(total - np.log(len(positions)), jnp.float32)
+
+
+def _chunks(positions: np.ndarray) -> Iterator[tuple[Array, Array]]:
+    """The draws ``PREDICTION_CHUNK`` at a time; those of weight 0 fill up the last chunk."""
     padding = -len(positions) % PREDICTION_CHUNK
     padded = np.concatenate([positions, np.repeat(positions[-1:], padding, axis=0)])
     weights = np.concatenate([np.ones(len(positions)), np.zeros(padding)])
-    total = None
     for first in range(0, len(padded), PREDICTION_CHUNK):
         part = slice(first, first + PREDICTION_CHUNK)
-        added = sum_over_draws(
-            jnp.asarray(padded[part], jnp.float32), jnp.asarray(weights[part], jnp.float32), inputs
-        )
-        total = added if total is None else total + added
-    assert total is not None
-    return total / len(positions)
+        yield jnp.asarray(padded[part], jnp.float32), jnp.asarray(weights[part], jnp.float32)
 
 
 def _sum_over_draws(
@@ -257,3 +278,22 @@ def _sum_over_draws(
 
     shape = jax.eval_shape(function, positions[0], inputs)
     return lax.scan(add, jnp.zeros(shape.shape, shape.dtype), (positions, weights))[0]
+
+
+def _log_sum_over_draws(
+    function: Callable[[Array, PyTree], Array], positions: Array, weights: Array, inputs: PyTree
+) -> Array:
+    """log sum exp of ``function`` over draws, relative to the largest value so far."""
+
+    def add(carry: tuple[Array, Array], draw: tuple[Array, Array]) -> tuple[Any, None]:
+        peak, total = carry
+        value = jnp.where(draw[1] > 0, function(draw[0], inputs), -jnp.inf)
+        higher = jnp.maximum(peak, value)
+        # Where no draw has a density yet, or one has an infinite one, there is nothing to scale by.
+        scale = jnp.where(jnp.isfinite(higher), higher, 0.0)
+        return (higher, total * jnp.exp(peak - scale) + jnp.exp(value - scale)), None
+
+    shape = jax.eval_shape(function, positions[0], inputs)
+    start = (jnp.full(shape.shape, -jnp.inf), jnp.zeros(shape.shape))
+    peak, total = lax.scan(add, start, (positions, weights))[0]
+    return jnp.where(jnp.isfinite(peak), peak, 0.0) + jnp.log(total)

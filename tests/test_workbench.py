@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gaussian_model import GaussianMean, gaussian_mean
+from scipy.special import logsumexp
 
 from mamba_cli import gradients, minibatch
+from mamba_cli.models.python import from_functions
 from mamba_cli.samplers.sgld import sgld
 from mamba_cli.types import Array, Model
 from mamba_cli.workbench import PREDICTION_CHUNK, Workbench
@@ -115,3 +117,30 @@ def test_test_inputs_are_arguments_of_the_prediction() -> None:
     bench.model = GaussianMean(MODEL.data * 2)
     np.testing.assert_allclose(bench.posterior_predictive(positions), 2 * first, rtol=1e-6)
     assert isinstance(first, jnp.ndarray)
+
+
+@pytest.mark.parametrize("num_draws", [1, PREDICTION_CHUNK, 3 * PREDICTION_CHUNK + 5])
+def test_densities_are_averaged_by_their_logs(num_draws: int) -> None:
+    """Of rows 0 to 300 standard deviations away, against float64: exp(-45,000) is 0 in float32."""
+    rows = np.linspace(0, 300, 50, dtype=np.float32)
+    model = from_functions(
+        lambda theta: -0.5 * theta**2,
+        lambda theta, row: -0.5 * (row - theta) ** 2,
+        np.zeros(4),
+        jnp.array(0.0),
+        test_data=rows,
+    )
+    draws = np.random.default_rng(0).normal(size=(num_draws, 1)).astype(np.float32)
+    log_densities = -0.5 * (rows.astype(np.float64) - draws) ** 2
+    exact = logsumexp(log_densities, axis=0) - np.log(num_draws)
+    assert exact.min() < -40_000
+    bench = bench_of(model)
+    found = bench.posterior_predictive(draws)
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
+    metrics = model.predictive_metrics(found)
+    assert metrics == {"log_loss": pytest.approx(-exact.mean(), rel=1e-6)}
+    if num_draws > 1:
+        std = np.exp(log_densities).std(axis=0, ddof=1)
+        # The standard deviation is of the densities themselves: its square is in single precision.
+        smallest = float(np.finfo(np.float32).tiny) ** 0.5
+        np.testing.assert_allclose(bench.predictive_std(draws), std, rtol=1e-4, atol=smallest)

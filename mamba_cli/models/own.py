@@ -30,9 +30,6 @@ from mamba_cli.types import Array, PyTree
 ROWS_PER_CHECK = 1024
 """Rows whose log likelihood is computed together when the start is checked."""
 
-SMALLEST_DENSITY = np.float32(1e-37)
-"""Where the density of a test row is smaller, its log loss is that of this one."""
-
 
 @dataclass(frozen=True, eq=False)
 class OwnModel:
@@ -125,17 +122,28 @@ class OwnModel:
         """The user's prediction, or the density of each row of ``inputs``, ``[num, ...]``."""
         if self.prediction is not None:
             return self.prediction(position, inputs)
+        return jnp.exp(self.log_prediction(position, inputs))
+
+    @property
+    def predicts_densities(self) -> bool:
+        """Whether :meth:`predict` is the density of test rows."""
+        return self.prediction is None
+
+    def log_prediction(self, position: Array, inputs: PyTree) -> Array:
+        """Log density of each row of ``inputs``, ``[num]``."""
         if not num_rows_of(inputs):
             return jnp.zeros(0, jnp.float32)
-        return jnp.exp(self.row_likelihoods(position, inputs))
+        return self.row_likelihoods(position, inputs)
 
     def predictive_metrics(self, prediction: Array) -> dict[str, float]:
-        """Metrics of the posterior predictive; empty where the model has no test part."""
+        """Metrics of the posterior predictive; empty where the model has no test part.
+
+        Without predictions of its own, ``prediction`` is the log of the predictive density.
+        """
         if not num_rows_of(self.test_inputs):
             return {}
         if self.prediction is None:
-            densities = np.maximum(np.asarray(prediction), SMALLEST_DENSITY)
-            return {"log_loss": float(-np.mean(np.log(densities.astype(np.float64))))}
+            return {"log_loss": float(-np.mean(np.asarray(prediction, np.float64)))}
         assert self.test_targets is not None
         return metrics_of(np.asarray(prediction, np.float64), self.test_targets)
 

@@ -137,7 +137,7 @@ def test_test_rows_without_predict_are_measured_by_their_density() -> None:
     )
     exact = np.mean([scipy.stats.norm.pdf([0, 3], [d, 2 * d]) for d in draws], axis=0)
     np.testing.assert_allclose(densities, exact, rtol=1e-5)
-    metrics = model.predictive_metrics(jnp.asarray(densities))
+    metrics = model.predictive_metrics(jnp.log(jnp.asarray(densities)))
     assert metrics == {"log_loss": pytest.approx(-np.mean(np.log(exact)), rel=1e-5)}
 
 
