@@ -1,32 +1,29 @@
-"""Draws a second of the timed chain: three models, six samplers and more, every batch size.
+"""Draws a second of the timed chain: three models, six samplers, every batch size.
 
-For each cell, in one run on one machine: our timed chain, by each scheme of minibatches;
-BlackJAX's kernel of the same sampler in a compiled loop (rows with replacement, its gradient
-estimators); and a floor, the time that the arithmetic, the memory traffic and the normal
-variates of a step must take at the rates measured at the start of the same run. What the
-library of the paper reached on a machine of this kind is quoted beside them.
-
-A figure is the best of several short runs, gradients, minibatches, noise and bookkeeping
-included, compilation excluded. Cells already in the CSV are not measured again: delete it to
-start anew. ``QUICK=1`` measures less, elsewhere.
+For each cell, in one run on one machine: our timed chain, by each scheme of minibatches; BlackJAX's
+kernel of the same sampler in a compiled loop (rows with replacement, its gradient estimator); and
+a floor from the machine's own rates (``floor.py``). A figure is the best of several short runs,
+gradients, minibatches, noise and bookkeeping included, compilation excluded. A batch of one row
+shows what a step costs whatever its rows do.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import os
-import resource
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blackjax.sgmcmc.gradients import grad_estimator
 
+from experiments.benchmarks import cells, floor
+from experiments.benchmarks.cells import QUICK, Row, Table
 from mamba_cli import gradients, minibatch
 from mamba_cli.chain import Budget, ChainProgram, MinibatchScheme, NoiseKeyFn, advance
 from mamba_cli.errors import DataError
@@ -42,193 +39,140 @@ from mamba_cli.samplers.sgld import sgld
 from mamba_cli.samplers.sgnht import sgnht
 from mamba_cli.types import Array, Hyperparameters, Model, PyTree, Sampler
 
-SAMPLERS: Mapping[str, Sampler] = {
+KERNELS: Mapping[str, Sampler] = {
     "sgld": sgld, "sghmc": sghmc, "sgnht": sgnht, "badodab": badodab,
 }  # fmt: skip
+SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sghmc_cv", "sgnht", "sgnht_cv")
 LENGTH = {"sghmc": 5}
-PERCENT = {"logreg": (0.1, 1, 10, 100), "pmf": (1, 10, 100), "bnn": (1, 10, 100)}
-SCHEMES: Mapping[str, tuple[MinibatchScheme, NoiseKeyFn]] = {
-    "without_replacement": (minibatch.without_replacement, threefry),
-    "reshuffle": (reshuffle, threefry),
-    "without_replacement, counter_hash": (minibatch.without_replacement, counter_hash),
-}
+PERCENT: Mapping[str, tuple[float, ...]] = {
+    "logreg": (0.1, 1, 10, 100), "pmf": (1, 10, 100), "bnn": (1, 10, 100),
+}  # fmt: skip
 
-# Draws a second of SGMCMCJax's own timed loop on two cores, at these batch sizes.
-PUBLISHED_BATCH_SIZES = {
-    "logreg": (1000, 10_000, 100_000), "pmf": (800, 8000, 80_000), "bnn": (600, 6000),
-}  # fmt: skip
-PUBLISHED = {
-    ("logreg", "sgld"): (9298, 3040, 489), ("logreg", "sgld_cv"): (8999, 2097, 330),
-    ("logreg", "sghmc"): (3550, 591, 87), ("logreg", "sgnht"): (8285, 3001, 444),
-    ("pmf", "sgld"): (2787, 1199, 174), ("pmf", "sgld_cv"): (2487, 837, 47),
-    ("pmf", "sghmc"): (563, 227, 22), ("pmf", "sghmc_cv"): (440, 151, 12),
-    ("pmf", "sgnht"): (1820, 1028, 129),
-    ("bnn", "sgld"): (836, 105), ("bnn", "sgld_cv"): (558, 43),
-    ("bnn", "sghmc"): (107, 23), ("bnn", "sghmc_cv"): (109, 12), ("bnn", "sgnht"): (689, 108),
-}  # fmt: skip
+KEYS = ("model", "sampler", "batch_size", "kind")
+COLUMNS = ("num_data", "num_integration_steps", "draws_per_s", "floor_draws_per_s", "compile_s")
+
+BLACKJAX = "blackjax"
+
+
+class Kind(NamedTuple):
+    """A way to draw minibatches and noise, and the models it is measured on."""
+
+    scheme: MinibatchScheme
+    noise: NoiseKeyFn
+    generator: str
+    models: tuple[str, ...] = tuple(PERCENT)
+    reads_in_order: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "without_replacement": Kind(minibatch.without_replacement, threefry, "threefry"),
+    "reshuffle": Kind(reshuffle, threefry, "threefry", reads_in_order=True),
+    # Of ten normal variates no generator is the slow part.
+    "without_replacement, counter_hash": Kind(
+        minibatch.without_replacement, counter_hash, "counter_hash", ("pmf", "bnn")
+    ),
+}
 
 
 class Cell(NamedTuple):
-    """One row of the CSV."""
+    """What is measured."""
 
-    model: str
+    model: Any
+    centre: np.ndarray
     sampler: str
+    estimator: gradients.GradientEstimator
     batch_size: int
-    num_integration_steps: int
-    kind: str  # a scheme of ours, or blackjax
-    draws_per_s: float
-    floor_draws_per_s: float
-    published_draws_per_s: float
-    compile_s: float
+    arranged: dict[Any, PyTree]
 
     @property
-    def key(self) -> tuple[str, ...]:
-        return self.model, self.sampler, str(self.batch_size), self.kind
+    def control_variates(self) -> bool:
+        return self.sampler.endswith("_cv")
+
+    @property
+    def kernel(self) -> str:
+        return self.sampler.removesuffix("_cv")
+
+    @property
+    def length(self) -> int:
+        """Integration steps of a draw."""
+        return LENGTH.get(self.kernel, 1)
 
 
-class Rates(NamedTuple):
-    """What the machine can do, measured."""
-
-    flops_per_s: float
-    bytes_per_s: float
-    normals_per_s: float
-
-
-class Work(NamedTuple):
-    """What one gradient step must do."""
-
-    flops: float
-    bytes: float
-    normals: float
-
-    def seconds(self, rates: Rates) -> float:
-        """Arithmetic and memory traffic may overlap; the normals are arithmetic too."""
-        arithmetic = self.flops / rates.flops_per_s + self.normals / rates.normals_per_s
-        return max(arithmetic, self.bytes / rates.bytes_per_s)
-
-
-def best_s(call: Callable[[], Any], repeats: int = 20) -> float:
-    """Seconds of the fastest of several calls, after one that does not count."""
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
-
-
-def measured_rates() -> Rates:
-    """Matrix products of the network's size, a sum over 400 MB, 10^6 normals."""
-    x, w = (jnp.ones(shape, jnp.float32) for shape in ((6000, 784), (784, 100)))
-    flops = 2 * 6000 * 784 * 100 / best_s(partial(jax.jit(jnp.matmul), x, w))
-    columns = jnp.ones((100, 1_000_000), jnp.float32)
-    weights = jnp.ones(100, jnp.float32)
-    num_bytes = columns.nbytes / best_s(partial(jax.jit(jnp.matmul), weights, columns))
-    normal = jax.jit(lambda key: jax.random.normal(key, (1_000_000,)))
-    return Rates(flops, num_bytes, 1_000_000 / best_s(partial(normal, jax.random.key(0))))
-
-
-def work_of(model: Any, batch_size: int, control_variates: bool) -> Work:
-    """Multiplications and additions, and the bytes of rows and of vectors of the dimension."""
-    n, dim = batch_size, model.dim
-    vectors = 5 * 4 * dim  # position, gradient and noise read, position and gradient written
-    whole = n == model.num_data
-    if model.name == "logreg":
-        products = 3 if control_variates and not whole else 2
-        return Work(2 * products * n * dim, 4 * n * dim + vectors, dim)
-    if model.name == "pmf":
-        d = model.latent_dim
-        if whole:
-            cells = model.num_users * model.num_items
-            return Work(3 * 2 * cells * d, cells + vectors, dim)
-        # Two rows of the factors read and two of the gradient read and written, per rating.
-        reads = 8 if control_variates else 6
-        return Work((8 if control_variates else 6) * n * d, n * (12 + reads * 4 * d) + vectors, dim)
-    per_row = 2 * 2 * (model.num_pixels + 3 * model.num_classes / 2) * model.num_hidden
-    statistics = 4 * (2 * model.num_hidden + model.num_classes) if control_variates else 0
-    return Work(n * per_row, n * (model.num_pixels + 1 + statistics) + vectors, dim)
-
-
-def ours(
-    estimator: gradients.GradientEstimator,
-    centre: np.ndarray,
-    sampler: str,
-    scheme: str,
-    batch_size: int,
-    seconds: float,
-    arranged: dict[Any, PyTree],
-) -> tuple[float, float]:
-    """Draws a second of the timed chain, the best of three, and the seconds of compilation."""
-    by, noise = SCHEMES[scheme]
+def ours(cell: Cell, kind: Kind, seconds: float) -> tuple[float, float]:
+    """Draws a second of the timed chain, the best of three runs, and the seconds to compile."""
     program = ChainProgram(
-        estimator, SAMPLERS[sampler], by, batch_size, capacity=200, noise=noise, arranged=arranged
+        cell.estimator,
+        KERNELS[cell.kernel],
+        kind.scheme,
+        cell.batch_size,
+        capacity=200,
+        noise=kind.noise,
+        arranged=cell.arranged,
     )
     program.rows()
-    compile_s = program.compile(centre)
-    length = LENGTH.get(sampler, 1)
-    hyperparameters = Hyperparameters(1e-8, batch_size, length)
+    compile_s = program.compile(cell.centre)
+    hyperparameters = Hyperparameters(1e-8, cell.batch_size, cell.length)
     best = 0.0
     for repeat in range(3):
-        chain = program.start(jax.random.key(repeat), centre, hyperparameters)
+        chain = program.start(jax.random.key(repeat), cell.centre, hyperparameters)
         chain = advance(program, chain, Budget(seconds=seconds))
-        best = max(best, chain.num_steps / chain.elapsed_s / length)
+        best = max(best, chain.num_steps / chain.elapsed_s / cell.length)
     return best, compile_s
 
 
 def blackjax_kernel(name: str, estimator: Any, length: int) -> Any:
     """BlackJAX's sampler of this name, or None where there is none."""
-    import blackjax
-
     if name == "sghmc":
         return blackjax.sghmc(estimator, num_integration_steps=length)
     return {"sgld": blackjax.sgld, "sgnht": blackjax.sgnht}.get(name, lambda _: None)(estimator)
 
 
-def theirs(
-    model: Model, centre: np.ndarray, sampler: str, control_variates: bool, n: int, seconds: float
-) -> float | None:
+def theirs(cell: Cell, seconds: float) -> float | None:
     """Draws a second of BlackJAX's kernel in a compiled loop over freshly drawn rows."""
-    try:
-        from blackjax.sgmcmc import gradients as theirs_of
-    except ImportError:
-        return None
-    length, rows, num_data = LENGTH.get(sampler, 1), model.data, model.num_data
-    at = jnp.asarray(centre)
+    model: Model = cell.model
+    at, n, num_data = jnp.asarray(cell.centre), cell.batch_size, model.num_data
 
     def of_one_row(position: Array, row: PyTree) -> Array:
         return model.log_likelihood(position, jax.tree.map(lambda leaf: leaf[None], row))
 
-    estimator = theirs_of.grad_estimator(model.log_prior, of_one_row, num_data)
-    full = gradients.full_gradients(model)(centre[None])[0] if control_variates else None
-
-    @partial(jax.jit, static_argnums=2)
-    def run(key: Array, rows: PyTree, num_draws: int) -> Array:
-        def with_control_variates(position: Array, batch: PyTree) -> Array:
-            difference = estimator(position, batch) - estimator(at, batch)
-            return jnp.asarray(full) + difference
-
-        gradient = with_control_variates if control_variates else estimator
-        kernel = blackjax_kernel(sampler, gradient, length)
-        key_init, key_loop = jax.random.split(key)
-        state = kernel.init(at, key_init) if sampler == "sgnht" else kernel.init(at)
-
-        def step(state: Any, key: Array) -> tuple[Any, None]:
-            key_rows, key_step = jax.random.split(key)
-            batch = minibatch.gather(rows, jax.random.randint(key_rows, (n,), 0, num_data))
-            return kernel.step(key_step, state, batch, 1e-8), None
-
-        return jax.lax.scan(step, state, jax.random.split(key_loop, num_draws))[0]
-
-    if blackjax_kernel(sampler, estimator, length) is None:
+    plain = grad_estimator(model.log_prior, of_one_row, num_data)
+    if blackjax_kernel(cell.kernel, plain, cell.length) is None:
         return None
-    once_s = best_s(lambda: run(jax.random.key(0), rows, 2), 2)
-    num_draws = max(2, int(2 * seconds / once_s))
-    return num_draws / best_s(lambda: run(jax.random.key(1), rows, num_draws), 2)
+    # Its own control variates would take the gradient at the centre in every call of the loop.
+    full = (
+        gradients.full_gradients(model)(cell.centre[None])[0]
+        if cell.control_variates
+        else np.zeros(0)
+    )
+
+    @jax.jit
+    def run(key: Array, rows: PyTree, full: Array, num_draws: Array) -> Array:
+        def with_control_variates(position: Array, batch: PyTree) -> Array:
+            return full + (plain(position, batch) - plain(at, batch))
+
+        gradient = with_control_variates if cell.control_variates else plain
+        kernel = blackjax_kernel(cell.kernel, gradient, cell.length)
+        state = kernel.init(at, key) if cell.kernel == "sgnht" else kernel.init(at)
+
+        def step(number: Array, state: Any) -> Any:
+            key_rows, key_step = jax.random.split(jax.random.fold_in(key, number))
+            batch = rows
+            if n < num_data:
+                batch = minibatch.gather(rows, jax.random.randint(key_rows, (n,), 0, num_data))
+            return kernel.step(key_step, state, batch, 1e-8)
+
+        return jax.lax.fori_loop(0, num_draws, step, state)
+
+    def call(num_draws: int) -> Any:
+        return run(jax.random.key(1), model.data, jnp.asarray(full), num_draws)
+
+    num_draws = max(2, int(seconds / (floor.best_s(lambda: call(2), 2) / 2)))
+    return num_draws / floor.best_s(lambda: call(num_draws), 2)
 
 
 def models(
     names: Iterable[str], data_dir: str | None, num_train: int
-) -> Iterable[tuple[Any, np.ndarray]]:
+) -> Iterator[tuple[Any, np.ndarray]]:
     """The models, each with the centre of its control variates."""
     if "logreg" in names:
         logreg = logistic_regression(num_train=num_train, num_test=1)
@@ -237,7 +181,7 @@ def models(
         "pmf": probabilistic_matrix_factorization,
         "bnn": bayesian_neural_network,
     }
-    for name in loaders.keys() & set(names):
+    for name in (name for name in loaders if name in names):
         try:
             model = loaders[name](data_dir=data_dir)
         except DataError as error:
@@ -246,138 +190,116 @@ def models(
         yield model, np.asarray(model.initial_position(jax.random.key(0)))
 
 
-def draw(cells: list[dict[str, str]], path: Path) -> None:
-    """Bars of draws a second per cell, with the floor as a line."""
-    import matplotlib
+def cells_of(
+    model: Any, centre: np.ndarray, samplers: Iterable[str], percents: Iterable[float]
+) -> Iterator[Cell]:
+    """All samplers and batch sizes of a model; samplers of one gradient share its rows."""
+    made: dict[bool, tuple[gradients.GradientEstimator, dict[Any, PyTree]]] = {}
+    for sampler in samplers:
+        centred = sampler.endswith("_cv")
+        if centred not in made:
+            of = partial(gradients.control_variates, model, jnp.asarray(centre))
+            made[centred] = (of() if centred else gradients.standard(model), {})
+        estimator, arranged = made[centred]
+        for n in (1, *(int(percent * model.num_data / 100) for percent in percents)):
+            yield Cell(model, centre, sampler, estimator, n, arranged)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    names = [name for name in PERCENT if any(cell["model"] == name for cell in cells)]
-    figure, panels = pyplot.subplots(len(names), 1, figsize=(13, 4 * len(names)), squeeze=False)
-    for panel, name in zip(panels[:, 0], names, strict=True):
-        of_model = [cell for cell in cells if cell["model"] == name]
-        labels = list(dict.fromkeys((c["sampler"], int(c["batch_size"])) for c in of_model))
-        kinds = list(dict.fromkeys(cell["kind"] for cell in of_model))
-        for offset, kind in enumerate(kinds):
-            own = [c for c in of_model if c["kind"] == kind]
-            where = [
-                labels.index((c["sampler"], int(c["batch_size"]))) + 0.8 * offset / len(kinds)
-                for c in own
-            ]
-            heights = [float(c["draws_per_s"]) for c in own]
-            panel.bar(where, heights, 0.8 / len(kinds), label=kind, align="edge")
-        for place, label in enumerate(labels):
-            floor = next(
-                float(c["floor_draws_per_s"])
-                for c in of_model
-                if (c["sampler"], int(c["batch_size"])) == label
+def measure(cell: Cell, table: Table, seconds: float) -> None:
+    """Every kind of one cell that is not in the table yet."""
+    name, n, num_data = cell.model.name, cell.batch_size, cell.model.num_data
+    copied: dict[bool, float | None] = {}
+
+    def floor_of(kind: Kind) -> float:
+        in_order = kind.reads_in_order or n in (1, num_data)
+        if in_order not in copied:
+            copied[in_order] = None if in_order else floor.copy_s(cell.estimator.rows, n)
+        return floor.floor_s(
+            cell.model, n, cell.control_variates, cell.length, kind.generator, copied[in_order]
+        )
+
+    for label in (*KINDS, BLACKJAX):
+        # BlackJAX draws its noise as JAX does by default, and rows at random.
+        kind = KINDS["without_replacement" if label == BLACKJAX else label]
+        skipped = n == 1 and label != "without_replacement"
+        same = n == num_data and kind.reads_in_order
+        key = (name, cell.sampler, n, label)
+        if name not in kind.models or skipped or same or table.has(*key):
+            continue
+        compile_s = float("nan")
+        if label == BLACKJAX:
+            draws_per_s = theirs(cell, seconds)
+        else:
+            draws_per_s, compile_s = ours(cell, kind, seconds)
+        if draws_per_s is not None:
+            table.add(
+                **dict(zip(KEYS, key, strict=True)),
+                num_data=num_data,
+                num_integration_steps=cell.length,
+                draws_per_s=draws_per_s,
+                floor_draws_per_s=1 / floor_of(kind),
+                compile_s=compile_s,
             )
-            panel.hlines(floor, place, place + 0.8, colors="black", linewidth=1.5)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Bars of draws a second, with the floor of each as a line across it."""
+    pyplot = cells.pyplot()
+    rows = [row for row in rows if row["batch_size"] != "1"]
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    if not names:
+        return
+    figure, panels = pyplot.subplots(len(names), 1, figsize=(13, 4 * len(names)), squeeze=False)
+    kinds = [kind for kind in (*KINDS, BLACKJAX) if any(row["kind"] == kind for row in rows)]
+    for panel, name in zip(panels[:, 0], names, strict=True):
+        of_model = [row for row in rows if row["model"] == name]
+        groups = list(dict.fromkeys((row["sampler"], row["batch_size"]) for row in of_model))
+        width = 0.84 / len(kinds)
+        for number, kind in enumerate(kinds):
+            own = [row for row in of_model if row["kind"] == kind]
+            where = [
+                groups.index((row["sampler"], row["batch_size"])) + number * width for row in own
+            ]
+            heights = [float(row["draws_per_s"]) for row in own]
+            panel.bar(where, heights, width, label=kind, align="edge", color=f"C{number}")
+            floors = [float(row["floor_draws_per_s"]) for row in own]
+            ends = [place + width for place in where]
+            panel.hlines(floors, where, ends, colors="black", linewidth=1.2)
         panel.set_yscale("log")
+        panel.set_xlim(-0.3, len(groups))
         panel.set_ylabel("draws a second")
-        panel.set_title(f"{name}: draws a second (black: what the machine's rates allow)")
+        panel.set_title(f"{name} (black lines: what the machine's rates allow)", fontsize=10)
         panel.set_xticks(
-            [place + 0.4 for place in range(len(labels))],
-            [f"{sampler}\n{size:,}" for sampler, size in labels],
+            [place + 0.42 for place in range(len(groups))],
+            [f"{sampler}\n{int(size):,}" for sampler, size in groups],
             fontsize=6,
         )
-        panel.legend(fontsize=7)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0, 0].legend(fontsize=8, ncols=len(kinds))
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
-def main() -> None:
-    quick = bool(os.environ.get("QUICK"))
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-train", type=int, default=100_000 if quick else 1_000_000)
-    parser.add_argument("--seconds", type=float, default=0.1 if quick else 0.5)
-    parser.add_argument("--models", nargs="+", default=list(PERCENT))
-    parser.add_argument("--samplers", nargs="+", default=["sgld"] if quick else list(SAMPLERS))
+    parser.add_argument("--num-train", type=int, default=100_000 if QUICK else 1_000_000)
+    parser.add_argument("--seconds", type=float, default=0.05 if QUICK else 0.3)
+    parser.add_argument("--models", nargs="+", default=list(PERCENT), choices=list(PERCENT))
+    every = [name + suffix for name in KERNELS for suffix in ("", "_cv")]
+    default = ["sgld", "sghmc_cv"] if QUICK else list(SAMPLERS)
+    parser.add_argument("--samplers", nargs="+", default=default, choices=every)
+    parser.add_argument("--percents", nargs="+", type=float, default=[1] if QUICK else None)
     parser.add_argument("--data-dir", default=os.environ.get("MAMBA_DATA_DIR"))
-    folder = Path("results") / ("quick" if quick else "") / "benchmarks"
-    parser.add_argument("--out", type=Path, default=folder)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "chain.csv"
-    cells: list[dict[str, str]] = []
-    if path.exists():
-        cells = list(csv.DictReader(path.open()))
-    done = {(c["model"], c["sampler"], c["batch_size"], c["kind"]) for c in cells}
-    rates = measured_rates()
-    print(
-        f"{rates.flops_per_s / 1e9:.0f} GFLOP/s, {rates.bytes_per_s / 1e9:.1f} GB/s, "
-        f"{rates.normals_per_s / 1e6:.0f} million normals/s, {jax.devices()[0].device_kind}"
-    )
-    wanted = models(arguments.models, arguments.data_dir, arguments.num_train)
-    for model, centre in wanted:
-        arranged: dict[str, dict[Any, PyTree]] = {}
-        for name in arguments.samplers:
-            for suffix in ("", "_cv"):
-                estimator = (
-                    gradients.control_variates(model, jnp.asarray(centre))
-                    if suffix
-                    else gradients.standard(model)
-                )
-                published = dict(
-                    zip(
-                        PUBLISHED_BATCH_SIZES[model.name],
-                        PUBLISHED.get((model.name, name + suffix), ()),
-                        strict=False,
-                    )
-                )
-                for percent in PERCENT[model.name]:
-                    n = int(percent * model.num_data / 100)
-                    length = LENGTH.get(name, 1)
-                    floor_s = length * work_of(model, n, bool(suffix)).seconds(rates)
-                    comparable = model.name != "logreg" or model.num_data == 1_000_000
-                    known = published.get(n, float("nan")) if comparable else float("nan")
-                    for kind in (*SCHEMES, "blackjax"):
-                        if (model.name, name + suffix, str(n), kind) in done:
-                            continue
-                        if n == model.num_data and kind == "reshuffle":
-                            continue
-                        if model.name == "logreg" and kind.endswith("counter_hash"):
-                            continue
-                        compile_s = float("nan")
-                        if kind == "blackjax":
-                            speed = theirs(model, centre, name, bool(suffix), n, arguments.seconds)
-                        else:
-                            speed, compile_s = ours(
-                                estimator, centre, name, kind, n, arguments.seconds,
-                                arranged.setdefault(suffix, {}),
-                            )  # fmt: skip
-                        if speed is None:
-                            continue
-                        cell = Cell(
-                            model.name, name + suffix, n, length, kind, round(speed, 2),
-                            round(1 / floor_s, 2), known, round(compile_s, 2),
-                        )  # fmt: skip
-                        cells.append({k: str(v) for k, v in cell._asdict().items()})
-                        write(path, cells)
-                        print(describe(cell), flush=True)
-    if cells:
-        draw(cells, arguments.out / "chain.png")
-    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"peak memory {peak_gb:.2f} GB; {path}")
-
-
-def write(path: Path, cells: list[dict[str, str]]) -> None:
-    part = path.with_suffix(".part")
-    with part.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, Cell._fields)
-        writer.writeheader()
-        writer.writerows(cells)
-    part.replace(path)
-
-
-def describe(cell: Cell) -> str:
-    ratio = cell.draws_per_s / cell.published_draws_per_s
-    return (
-        f"{cell.model:7}{cell.sampler:12}{cell.batch_size:10,} {cell.kind:35}"
-        f"{cell.draws_per_s:12,.1f}/s  {cell.floor_draws_per_s / cell.draws_per_s:6.1f} x floor"
-        + (f"  {ratio:5.2f} x published" if ratio == ratio else "")
-    )
+    parser.add_argument("--out", type=Path, default=cells.FOLDER)
+    chosen = parser.parse_args(words)
+    table = Table(chosen.out / "chain.csv", KEYS, COLUMNS)
+    print(floor.measured_rates().describe())
+    for model, centre in models(chosen.models, chosen.data_dir, chosen.num_train):
+        percents = chosen.percents or PERCENT[model.name]
+        for cell in cells_of(model, centre, chosen.samplers, percents):
+            measure(cell, table, chosen.seconds)
+    draw(table.rows, chosen.out / "chain.png")
 
 
 if __name__ == "__main__":
