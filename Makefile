@@ -11,6 +11,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 CHECKS := $(VENV)/.checks
+PUBLISHED := .venv-published/.tried
 SOURCES := $(wildcard mamba_cli conf experiments tests)
 
 .DEFAULT_GOAL := help
@@ -32,9 +33,15 @@ test: $(CHECKS)  ## Format, lint, types, import order and every test
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; \
 	echo "all checks passed"
 
-bench: $(CHECKS)  ## Time the pieces that have a speed to keep (minutes; leave the machine alone)
-	@for benchmark in experiments/benchmarks/[!_]*.py; do \
-		echo "== $$benchmark"; $(BIN)/python "$$benchmark" $(ARGS) || exit 1; \
+# Goes on where it was stopped, and measures again what another machine or other code measured.
+# make bench QUICK=1 only sees that everything runs. ONLY="chain report" takes some of it.
+BENCHMARKS := chain published scaling rewards tuning accuracy nuts report
+ONLY ?= $(BENCHMARKS)
+QUICK ?=
+bench: $(CHECKS) $(PUBLISHED)  ## Time everything that has a speed to keep (leave the machine alone)
+	@for benchmark in $(ONLY); do \
+		echo "== $$benchmark"; \
+		QUICK=$(QUICK) $(BIN)/python -m experiments.benchmarks.$$benchmark $(ARGS) || exit 1; \
 	done
 
 # Goes on where it was stopped. A result that is there already is made again.
@@ -50,7 +57,7 @@ ten-models: $(PACKAGE)  ## Tune ten NumPyro models and compare them with NUTS: r
 	$(BIN)/python -m experiments.ten_models.check $(ARGS)
 
 clean:  ## Remove the environment, builds and caches; results stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .venv-published build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -82,4 +89,13 @@ $(PACKAGE): pyproject.toml
 
 $(CHECKS): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+# The library of the paper, which needs an older JAX. Where there is none for this Python, the
+# benchmark goes on without.
+$(PUBLISHED): $(PACKAGE)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+		sgmcmcjax==0.2.13 jax==0.4.26 jaxlib==0.4.26 'numpy<2' 'scipy<1.13' \
+		|| { echo "SGMCMCJax cannot be installed here: it is left out."; rm -f $(@D)/bin/python; }
 	@touch $@

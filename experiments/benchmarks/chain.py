@@ -3,7 +3,7 @@
 For each cell, in one run on one machine: our timed chain, by each scheme of minibatches; BlackJAX's
 kernel of the same sampler in a compiled loop (rows with replacement, its gradient estimator); and
 a floor from the machine's own rates (``floor.py``). A figure is the best of several short runs,
-gradients, minibatches, noise and bookkeeping included, compilation excluded. A batch of one row
+gradients, minibatches, noise and bookkeeping included, compilation excluded. A batch of few rows
 shows what a step costs whatever its rows do.
 """
 
@@ -52,6 +52,9 @@ KEYS = ("model", "sampler", "batch_size", "kind")
 COLUMNS = ("num_data", "num_integration_steps", "draws_per_s", "floor_draws_per_s", "compile_s")
 
 BLACKJAX = "blackjax"
+
+FEW = 16
+"""Rows of the batch that shows a step's fixed cost. One row makes XLA take other, slower paths."""
 
 
 class Kind(NamedTuple):
@@ -201,7 +204,7 @@ def cells_of(
             of = partial(gradients.control_variates, model, jnp.asarray(centre))
             made[centred] = (of() if centred else gradients.standard(model), {})
         estimator, arranged = made[centred]
-        for n in (1, *(int(percent * model.num_data / 100) for percent in percents)):
+        for n in (FEW, *(int(percent * model.num_data / 100) for percent in percents)):
             yield Cell(model, centre, sampler, estimator, n, arranged)
 
 
@@ -210,18 +213,21 @@ def measure(cell: Cell, table: Table, seconds: float) -> None:
     name, n, num_data = cell.model.name, cell.batch_size, cell.model.num_data
     copied: dict[bool, float | None] = {}
 
-    def floor_of(kind: Kind) -> float:
-        in_order = kind.reads_in_order or n in (1, num_data)
+    def floor_of(kind: Kind, batches_per_draw: int) -> float:
+        in_order = kind.reads_in_order or n in (FEW, num_data)
         if in_order not in copied:
             copied[in_order] = None if in_order else floor.copy_s(cell.estimator.rows, n)
+        copied_s = copied[in_order]
+        if copied_s is not None:
+            copied_s *= batches_per_draw / cell.length
         return floor.floor_s(
-            cell.model, n, cell.control_variates, cell.length, kind.generator, copied[in_order]
+            cell.model, n, cell.control_variates, cell.length, kind.generator, copied_s
         )
 
     for label in (*KINDS, BLACKJAX):
         # BlackJAX draws its noise as JAX does by default, and rows at random.
         kind = KINDS["without_replacement" if label == BLACKJAX else label]
-        skipped = n == 1 and label != "without_replacement"
+        skipped = n == FEW and label != "without_replacement"
         same = n == num_data and kind.reads_in_order
         key = (name, cell.sampler, n, label)
         if name not in kind.models or skipped or same or table.has(*key):
@@ -237,7 +243,8 @@ def measure(cell: Cell, table: Table, seconds: float) -> None:
                 num_data=num_data,
                 num_integration_steps=cell.length,
                 draws_per_s=draws_per_s,
-                floor_draws_per_s=1 / floor_of(kind),
+                # BlackJAX makes all integration steps of a draw on one minibatch.
+                floor_draws_per_s=1 / floor_of(kind, 1 if label == BLACKJAX else cell.length),
                 compile_s=compile_s,
             )
 
@@ -245,7 +252,7 @@ def measure(cell: Cell, table: Table, seconds: float) -> None:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Bars of draws a second, with the floor of each as a line across it."""
     pyplot = cells.pyplot()
-    rows = [row for row in rows if row["batch_size"] != "1"]
+    rows = [row for row in rows if row["batch_size"] != str(FEW)]
     names = list(dict.fromkeys(row["model"] for row in rows))
     if not names:
         return
@@ -261,7 +268,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 groups.index((row["sampler"], row["batch_size"])) + number * width for row in own
             ]
             heights = [float(row["draws_per_s"]) for row in own]
-            panel.bar(where, heights, width, label=kind, align="edge", color=f"C{number}")
+            panel.bar(where, heights, width, align="edge", color=f"C{number}")
             floors = [float(row["floor_draws_per_s"]) for row in own]
             ends = [place + width for place in where]
             panel.hlines(floors, where, ends, colors="black", linewidth=1.2)
@@ -275,7 +282,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             fontsize=6,
         )
         panel.grid(axis="y", alpha=0.3)
-    panels[0, 0].legend(fontsize=8, ncols=len(kinds))
+    bars = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{number}") for number in range(len(kinds))]
+    panels[0, 0].legend(bars, kinds, fontsize=8, ncols=len(kinds))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -143,7 +144,7 @@ def copy_s(rows: PyTree, num_copied: int, repeats: int = 10) -> float:
     one_s = best_s(lambda: copy(next(orders), slice(None)), repeats)
     num_threads = available_cores()
     cuts = [num_copied * thread // num_threads for thread in range(num_threads + 1)]
-    parts = [slice(*ends) for ends in zip(cuts[:-1], cuts[1:], strict=True)]
+    parts = [slice(*ends) for ends in pairwise(cuts)]
     with ThreadPoolExecutor(num_threads) as pool:
 
         def copy_all() -> None:

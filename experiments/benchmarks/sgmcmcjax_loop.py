@@ -93,6 +93,10 @@ def draws_per_s(sampler: str, n: int, model: tuple[Any, Any, Any], data: Any, s:
     kernel = jax.jit(kernel)
     key = jax.random.PRNGKey(0)
     state = jax.block_until_ready(kernel(0, key, init(key, start)))
+    began = time.perf_counter()
+    state = jax.block_until_ready(kernel(0, key, state))
+    # What is asked for faster than it is made would pile up.
+    num_pending = max(1, int(s / 10 / (time.perf_counter() - began)))
     best = 0.0
     for _ in range(3):
         draws: list[Any] = []
@@ -101,8 +105,7 @@ def draws_per_s(sampler: str, n: int, model: tuple[Any, Any, Any], data: Any, s:
             key, key_step = jax.random.split(key)
             state = kernel(len(draws), key_step, state)
             draws.append(get(state))
-            # What is asked for faster than it is made would pile up.
-            if len(draws) % 100 == 0:
+            if len(draws) % num_pending == 0:
                 jax.block_until_ready(state)
         jax.block_until_ready(draws)
         best = max(best, len(draws) / (time.perf_counter() - began))

@@ -1,0 +1,322 @@
+"""The figures of ``make bench`` against what was to be reached: ``report.md``, from the tables.
+
+Every line is met or is not, by the figures of one machine; a cell that is not says where its time
+goes. ``published`` is SGMCMCJax's timed loop on the same machine; ``quoted`` what it was said to
+reach on another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmarks import cells
+from experiments.benchmarks.cells import Row, rows_of
+from experiments.benchmarks.chain import BLACKJAX, FEW, KINDS
+from experiments.benchmarks.published import quoted
+
+SPEED: Sequence[tuple[str, str, Mapping[float, float]]] = (
+    ("logreg", "without_replacement", {0.1: 7, 1: 2.2, 10: 1.6}),
+    ("logreg", "reshuffle", {0.1: 20, 1: 12, 10: 6}),
+    ("pmf", "without_replacement", {1: 1.4, 10: 1.5, 100: 3}),
+    ("bnn", "without_replacement", {1: 1.2, 10: 1.2}),
+)
+"""Times the draws a second of the published library: model, minibatches, by percent of the rows."""
+
+CENTRED_MODELS, CENTRED_COST = ("pmf", "bnn"), 1.3
+"""The control variates' cost over that of the plain sampler, at most."""
+
+WALL_OVER_T = {"logreg": 1.25, "pmf": 1.5, "bnn": 2.0}
+KSD_RATIO = {("8000", "10"): 10.0, ("512", "52580"): 30.0}
+NUTS_DRAWS, NUTS_WARMUP, NUTS_S = 20_000, 1_000, 8 * 60
+FAR = 2.0
+"""Times the floor's time from which a cell has to say why."""
+
+FLATNESS = 0.8
+
+Lines = list[str]
+
+
+def number(row: Row | None, column: str) -> float:
+    """A cell as a number, NaN where there is none."""
+    return float(row[column]) if row is not None and row.get(column) else float("nan")
+
+
+def short(value: float, unit: str = "") -> str:
+    """Three digits, or a dash for NaN."""
+    if value != value:
+        return "-"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return text + unit
+
+
+def verdict(met: bool | None) -> str:
+    return "-" if met is None else "yes" if met else "**no**"
+
+
+def at_least(value: float, wanted: float) -> bool | None:
+    return None if value != value else value >= wanted
+
+
+def at_most(value: float, wanted: float) -> bool | None:
+    return None if value != value else value <= wanted
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Lines:
+    """A table, or a word where there is nothing to show."""
+    body = [f"| {' | '.join(line)} |" for line in lines]
+    if not body:
+        return ["(not measured)"]
+    return [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *body]
+
+
+class Figures:
+    """The tables of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        read = {
+            name: rows_of(name, folder)
+            for name in (
+                "chain", "published", "tuning", "rewards", "rewards_step", "scaling_rows",
+                "scaling_ksd", "accuracy", "accuracy_table",
+            )
+        }  # fmt: skip
+        self.tables = read
+        self.chain = {
+            (r["model"], r["sampler"], int(r["batch_size"]), r["kind"]): r for r in read["chain"]
+        }
+        self.published = {
+            (r["model"], r["sampler"], int(r["batch_size"])): number(r, "draws_per_s")
+            for r in read["published"]
+        }
+
+    def speed(self, *key: Any) -> float:
+        return number(self.chain.get(key), "draws_per_s")
+
+    def measured_on(self) -> Lines:
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, rows in self.tables.items():
+            for row in rows:
+                names = found.setdefault((row["machine"], row["code"]), [])
+                if name not in names:
+                    names.append(name)
+        return [f"* {machine}; code {code}: {', '.join(n)}" for (machine, code), n in found.items()]
+
+    def speeds(self) -> Lines:
+        lines = []
+        for model, kind, factors in SPEED:
+            for percent, factor in factors.items():
+                for (name, sampler, n, by), row in self.chain.items():
+                    share = 100 * n / int(row["num_data"])
+                    if (name, by) != (model, kind) or abs(share / percent - 1) > 0.01:
+                        continue
+                    ours = number(row, "draws_per_s")
+                    theirs = self.published.get((name, sampler, n), float("nan"))
+                    told = quoted(name, sampler, n) or float("nan")
+                    blackjax = self.speed(name, sampler, n, BLACKJAX)
+                    lines.append(
+                        [
+                            model, kind, f"{n:,}", sampler, short(ours), short(blackjax),
+                            short(theirs), short(ours / theirs), short(factor),
+                            verdict(at_least(ours / theirs, factor)), short(ours / told),
+                        ]
+                    )  # fmt: skip
+        header = [
+            "model", "minibatches", "n", "sampler", "ours /s", "BlackJAX /s", "published /s",
+            "ours / published", "target", "met", "ours / quoted",
+        ]  # fmt: skip
+        return markdown(header, lines)
+
+    def slower(self) -> Lines:
+        found = []
+        for (model, sampler, n), theirs in self.published.items():
+            ours = max((self.speed(model, sampler, n, kind) for kind in KINDS), default=0.0)
+            exact = self.speed(model, sampler, n, "without_replacement")
+            if exact < theirs:
+                found.append([model, sampler, f"{n:,}", short(exact), short(ours), short(theirs)])
+        if not found:
+            return ["None: every measured cell is faster, rows drawn without replacement."]
+        header = ["model", "sampler", "n", "without replacement /s", "best of ours /s", "published"]
+        return markdown(header, found)
+
+    def centred(self) -> Lines:
+        lines = []
+        for (model, sampler, n, kind), row in self.chain.items():
+            centred = self.speed(model, f"{sampler}_cv", n, kind)
+            if model not in CENTRED_MODELS or kind == BLACKJAX or n == FEW or centred != centred:
+                continue
+            cost = number(row, "draws_per_s") / centred
+            lines.append(
+                [model, kind, f"{n:,}", sampler, short(cost), verdict(at_most(cost, CENTRED_COST))]
+            )
+        return markdown(["model", "minibatches", "n", "sampler", "cost with CV", "met"], lines)
+
+    def tunings(self) -> Lines:
+        lines = [
+            [
+                row["model"], row["sampler"], row["cache"],
+                short(number(row, "full_budget_s"), " s"), short(number(row, "wall_over_t")),
+                short(WALL_OVER_T[row["model"]]),
+                verdict(at_most(number(row, "wall_over_t"), WALL_OVER_T[row["model"]])),
+                *(short(number(row, f"{p}_s"), " s") for p in
+                  ("compile", "sampling", "gradients", "reward", "other")),
+                short(number(row, "peak_gb"), " GB"),
+            ]
+            for row in self.tables["tuning"]
+        ]  # fmt: skip
+        header = [
+            "model", "sampler", "compiled programs", "T", "wall over T", "target", "met",
+            "compiling", "sampling", "gradients", "rewards", "other", "peak memory",
+        ]  # fmt: skip
+        return markdown(header, lines)
+
+    def discrepancies(self) -> Lines:
+        lines = []
+        for row in self.tables["rewards"]:
+            ratio = number(row, "row_by_row_s") / number(row, "seconds")
+            target = KSD_RATIO.get((row["num_draws"], row["dim"]), float("nan"))
+            is_ksd = row["reward"] == "ksd, row by row"
+            met = at_least(ratio, target) if is_ksd and target == target else None
+            lines.append(
+                [
+                    row["reward"], f"{int(row['num_draws']):,} x {int(row['dim']):,}",
+                    short(number(row, "first_s"), " s"), short(number(row, "seconds"), " s"),
+                    short(ratio), short(target if is_ksd else float("nan")), verdict(met),
+                    short(number(row, "relative_difference")), short(number(row, "peak_gb"), " GB"),
+                ]
+            )  # fmt: skip
+        header = [
+            "reward", "draws x dimension", "first", "then", "row by row / ours", "target", "met",
+            "relative difference", "memory",
+        ]  # fmt: skip
+        return markdown(header, lines)
+
+    def steps(self) -> Lines:
+        lines = [
+            [
+                row["model"], row["batch_size"], short(number(row, "step_us"), " us"),
+                short(number(row, "added_us"), " us"),
+            ]
+            for row in self.tables["rewards_step"]
+        ]  # fmt: skip
+        return markdown(["model", "n", "a step of SGLD", "stein_moments adds"], lines)
+
+    def accuracies(self) -> Lines:
+        columns = ("before_sampling_s", "s_to_10_percent", "s_to_5_percent", "s_to_2_percent")
+        lines = [
+            [
+                row["sampler"], row["tuner"], *(short(number(row, column)) for column in columns),
+                short(100 * number(row, "last_error"), " %"),
+            ]
+            for row in self.tables["accuracy_table"]
+        ]  # fmt: skip
+        header = ["sampler", "tuner", "s before sampling", "s to 10 %", "5 %", "2 %", "last error"]
+        return markdown(header, lines)
+
+    def nuts(self) -> Lines:
+        looks = [row for row in self.tables["accuracy"] if row["tuner"] == "nuts"]
+        if not looks:
+            return ["(not measured)"]
+        rate = number(looks[-1], "num_draws") / number(looks[-1], "sampling_s")
+        before_s = number(looks[-1], "wall_s") - number(looks[-1], "sampling_s")
+        seconds = before_s + NUTS_DRAWS / rate
+        return [
+            f"{short(rate)} draws a second after {short(before_s)} s of MAP, compilation and "
+            f"warm-up; {NUTS_DRAWS:,} draws after that warm-up: {short(seconds)} s "
+            f"(target {NUTS_S} s; met: {verdict(at_most(seconds, NUTS_S))}). The ground truth's "
+            "warm-up is longer."
+        ]
+
+    def scaling(self) -> Lines:
+        lines = []
+        first: dict[tuple[str, str], Row] = {}
+        for row in self.tables["scaling_rows"]:
+            least = first.setdefault((row["batch_size"], row["scheme"]), row)
+            n = int(row["batch_size"])
+            kept = number(row, "draws_per_s") / number(least, "draws_per_s")
+            added_ns = 1e9 / n * (1 / number(row, "draws_per_s") - 1 / number(least, "draws_per_s"))
+            miss_ns = number(row, "access_ns") - number(least, "access_ns")
+            flat = kept >= FLATNESS or added_ns <= max(miss_ns, 0.0)
+            lines.append(
+                [
+                    row["scheme"], f"{n:,}", f"{int(row['num_data']):,}",
+                    short(number(row, "draws_per_s")), short(kept), short(added_ns, " ns"),
+                    short(miss_ns, " ns"), verdict(flat),
+                ]
+            )  # fmt: skip
+        header = [
+            "minibatches", "n", "N", "draws /s", "of those at the smallest N", "more a row",
+            "more an access", "met",
+        ]  # fmt: skip
+        return markdown(header, lines)
+
+    def far_from_floor(self) -> Lines:
+        """Cells of ours above ``FAR`` floors: what few rows cost, and what a row adds."""
+        lines = []
+        for (model, sampler, n, kind), row in self.chain.items():
+            if kind == BLACKJAX or n == FEW:
+                continue
+            length = int(row["num_integration_steps"])
+            step_us = 1e6 / number(row, "draws_per_s") / length
+            floor_us = 1e6 / number(row, "floor_draws_per_s") / length
+            if not step_us > FAR * floor_us:
+                continue
+            fixed = self.speed(model, sampler, FEW, "without_replacement")
+            fixed_us = 1e6 / fixed / length
+            row_ns = 1e3 * (step_us - fixed_us) / (n - FEW)
+            lines.append(
+                [
+                    model, sampler, f"{n:,}", kind, short(step_us / floor_us), short(step_us),
+                    short(floor_us), short(fixed_us),
+                    f"{100 * min(1.0, fixed_us / step_us):.0f} %", short(row_ns),
+                    short(1e3 * floor_us / n),
+                ]
+            )  # fmt: skip
+        header = [
+            "model", "sampler", "n", "minibatches", "x floor", "us a step", "floor us",
+            f"us at {FEW} rows", "share of it", "ns a row above that", "floor ns a row",
+        ]  # fmt: skip
+        return markdown(header, lines)
+
+
+SECTIONS: Sequence[tuple[str, Callable[[Figures], Lines]]] = (
+    ("Measured on", Figures.measured_on),
+    ("Draws a second against the published library", Figures.speeds),
+    ("Cells slower than the published library", Figures.slower),
+    ("Control variates: cost over the plain sampler, at most 1.3", Figures.centred),
+    ("Whole MAMBA runs", Figures.tunings),
+    ("Rewards", Figures.discrepancies),
+    ("Rewards read off a chain's sums", Figures.steps),
+    ("Time to accuracy, logistic regression", Figures.accuracies),
+    ("NUTS, logistic regression", Figures.nuts),
+    ("Scaling with the rows of the data", Figures.scaling),
+    ("Cells more than twice above their floor, and where their time goes", Figures.far_from_floor),
+)
+
+
+def report(folder: Path) -> str:
+    """All sections as Markdown."""
+    figures = Figures(folder)
+    parts = [
+        "# `make bench`",
+        "",
+        "Made by `experiments/benchmarks/report.py` from the tables here.",
+    ]
+    for title, lines in SECTIONS:
+        parts += ["", f"## {title}", "", *lines(figures)]
+    return "\n".join(parts) + "\n"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=cells.FOLDER)
+    folder = parser.parse_args(words).out
+    text = report(folder)
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The benchmarks run, on little: what they measure is no business of a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks import accuracy, cells, chain, published, report, rewards, scaling
+
+
+def columns(path: Path) -> list[dict[str, str]]:
+    return cells.rows_of(path.stem, path.parent)
+
+
+def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    table = cells.Table(path, ("name", "size"), ("seconds",))
+    table.add(name="a", size=10, seconds=0.123456)
+    again = cells.Table(path, ("name", "size"), ("seconds",))
+    assert again.has("a", 10)
+    assert not again.has("a", 11)
+    assert again.rows[0]["seconds"] == "0.1235"
+    text = path.read_text().replace(cells.code(), "000000000000")
+    path.write_text(text)
+    assert not cells.Table(path, ("name", "size"), ("seconds",)).has("a", 10)
+
+
+def test_chains_and_discrepancies_are_measured_and_reported(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path)]
+    small = ["--models", "logreg", "--samplers", "sghmc_cv", "--percents", "10"]
+    chain.main([*small, "--num-train", "2000", "--seconds", "0.01", *out])
+    kinds = {(row["batch_size"], row["kind"]) for row in columns(tmp_path / "chain.csv")}
+    assert kinds == {(str(chain.FEW), "without_replacement")} | {
+        ("200", kind) for kind in ("without_replacement", "reshuffle", "blackjax")
+    }
+    sizes = ["--num-data", "2000", "4000", "--num-draws", "20", "--dims", "10"]
+    scaling.main(["--seconds", "0.01", *sizes, *out])
+    for name in ("chain.png", "scaling.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+    report.main(out)
+    text = (tmp_path / "report.md").read_text()
+    assert "| logreg | sghmc_cv | 200 | without_replacement |" in text
+
+
+def test_the_ksd_row_by_row_is_the_ksd() -> None:
+    found = rewards.time_ksd(40, 10)
+    # Single precision, summed in two orders.
+    assert found["relative_difference"] < 1e-5
+
+
+def test_time_to_accuracy_is_when_the_error_stays_below() -> None:
+    looks = [
+        {"wall_s": str(wall_s), "error": str(error)}
+        for wall_s, error in ((1, 0.5), (2, 0.04), (3, 0.06), (4, 0.04), (5, 0.03))
+    ]
+    assert accuracy.seconds_to(looks, 0.1) == 2
+    assert accuracy.seconds_to(looks, 0.05) == 4
+    assert accuracy.seconds_to(looks, 0.02) != accuracy.seconds_to(looks, 0.02)
+
+
+def test_quoted_figures_are_found_by_their_batch_size() -> None:
+    assert published.quoted("logreg", "sgld_cv", 10_000) == 2097
+    assert published.quoted("bnn", "sghmc_cv", 6000) == 12
+    assert published.quoted("logreg", "sghmc_cv", 1000) is None
+    assert published.quoted("pmf", "sgld", 123) is None
+
+
+@pytest.mark.parametrize("name", ["tuning", "nuts"])
+def test_the_others_say_what_they_do(name: str) -> None:
+    command = [sys.executable, "-m", f"experiments.benchmarks.{name}", "--help"]
+    done = subprocess.run(
+        command, cwd=cells.ROOT, env=os.environ, capture_output=True, text=True, check=True
+    )
+    assert "usage" in done.stdout
