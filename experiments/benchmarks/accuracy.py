@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,7 @@ def course(
             try:
                 best = one.tune(bench)
             except MambaError as error:
-                print(error)
+                print(error, file=sys.stderr)
                 return {"looks": [], "before_sampling_s": time.perf_counter() - began}
         arm = Hyperparameters(
             float(best["step_size"]), int(best["batch_size"]), int(best["num_integration_steps"])
@@ -223,7 +224,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--without-nuts", action="store_true", default=QUICK)
     # The rows of the ground truth, whatever else is small.
-    quick = ["tuner.longest_arm_s=0.1"] if QUICK else []
+    quick = ["tuner.longest_arm_s=0.5"] if QUICK else []
     parser.add_argument("--overrides", nargs="*", default=quick)
     parser.add_argument("--out", type=Path, default=cells.FOLDER)
     chosen = parser.parse_args(words)

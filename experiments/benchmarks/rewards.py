@@ -209,11 +209,11 @@ def main(words: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(words)
     table = Table(chosen.out / "rewards.csv", KEYS, COLUMNS)
 
-    def measure(function: Any, name: str, num_draws: int, dim: int, **own: Any) -> None:
-        if not table.has(name, num_draws, dim):
+    def measure(function: Any, reward: str, num_draws: int, dim: int, **own: Any) -> None:
+        if not table.has(reward, num_draws, dim):
             found = cells.in_a_process(function, num_draws=num_draws, dim=dim, **own)
             found["peak_gb"] = found.pop("added_gb")
-            table.add(reward=name, num_draws=num_draws, dim=dim, **found)
+            table.add(reward=reward, num_draws=num_draws, dim=dim, **found)
 
     for num_draws, dim in KSD_SIZES:
         measure(time_ksd, "ksd, row by row", num_draws, dim)
