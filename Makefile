@@ -16,7 +16,7 @@ SOURCES := $(wildcard mamba_cli conf experiments tests)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: run test bench ground-truth reward-study ten-models clean help
+.PHONY: run test tables figures bench ground-truth reward-study ten-models clean help
 
 run: $(PACKAGE)  ## The first experiment of the paper, whole: tune, ground truth, evaluate
 	$(BIN)/mamba-run $(or $(ARGS),model=logreg sampler=sgld tuner=mamba_ksd)
@@ -33,11 +33,27 @@ test: $(CHECKS)  ## Format, lint, types, import order and every test
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; \
 	echo "all checks passed"
 
+QUICK ?=
+# QUICK=1: toy sizes, into results/quick. make table-LR_std_estimates is one of them.
+PAPER := $(BIN)/python -m experiments.paper
+SIZE := $(if $(filter-out 0,$(QUICK)),--quick)
+
+tables: $(PACKAGE)  ## The paper's nine tables: runs what is missing (hours; QUICK=1: minutes)
+	$(PAPER) tables $(SIZE) $(ARGS)
+
+figures: $(PACKAGE)  ## The paper's five figures: runs what is missing (hours; QUICK=1: minutes)
+	$(PAPER) figures $(SIZE) $(ARGS)
+
+table-%: $(PACKAGE)
+	$(PAPER) tables $* $(SIZE) $(ARGS)
+
+figure-%: $(PACKAGE)
+	$(PAPER) figures $* $(SIZE) $(ARGS)
+
 # Goes on where it was stopped, and measures again what another machine or other code measured.
 # make bench QUICK=1 only sees that everything runs. ONLY="chain report" takes some of it.
 BENCHMARKS := chain published scaling rewards tuning accuracy nuts report
 ONLY ?= $(BENCHMARKS)
-QUICK ?=
 bench: $(CHECKS) $(PUBLISHED)  ## Time everything that has a speed to keep (leave the machine alone)
 	@for benchmark in $(ONLY); do \
 		echo "== $$benchmark"; \

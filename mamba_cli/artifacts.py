@@ -67,6 +67,17 @@ METRICS_COLUMNS = (
     "reason",
 )
 
+CURVE_COLUMNS = (
+    "repeat",
+    "elapsed_s",
+    "num_samples",
+    "num_scored",
+    "metric",
+    "value",
+    "status",
+    "reason",
+)
+
 # The stages whose seconds provenance.json always lists; a stage that did not run is null.
 TIMED_STAGES = (
     "compile",
@@ -94,6 +105,8 @@ KEYS_WITHOUT_EFFECT = (
 # Keys that came after runs which are kept, with the values that do what was done without them.
 KEYS_ADDED = {
     "budget.clock": "wall",
+    "evaluation.curve_metric": "ksd",
+    "evaluation.curve_points": 0,
     "ground_truth.converged_share": 1.0,
     "ground_truth.max_s": None,
     "model.ground_truth.converged_share": 1.0,
@@ -660,6 +673,11 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
+    def curve_path(self) -> Path:
+        """``curve.csv``: what repeats of the evaluation scored on their way."""
+        return self.path / "curve.csv"
+
+    @property
     def parameters_path(self) -> Path:
         return self.path / "parameters.csv"
 
@@ -703,6 +721,18 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read ``metrics.csv``; empty where there is none. Raises ``DataError``."""
         return read_metrics(self.metrics_path)
+
+    def write_curve(self, repeat: int, points: Sequence[Mapping[str, Any]]) -> None:
+        """Write the points of one repeat to ``curve.csv``, after those of the repeats before it.
+
+        Raises ``DataError`` or ``StorageError``.
+        """
+        kept: list[Mapping[str, Any]] = []
+        if self.curve_path.exists():
+            _, rows = read_table(self.curve_path)
+            kept = [row for row in rows if int(row["repeat"]) < repeat]
+        own = [{"repeat": repeat, **point} for point in points]
+        write_table(self.curve_path, CURVE_COLUMNS, [*kept, *own])
 
     def write_steps(self, values: Mapping[str, Any]) -> None:
         """Write ``steps.json``, the ledger of steps. Raises ``StorageError``."""

@@ -249,6 +249,8 @@ class EvaluationSettings:
     num_repeats: int
     max_draws: int
     burn_in_fraction: float
+    curve_points: int = 0  # 0: no curve
+    curve_metric: str = "ksd"
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,7 @@ def settings_from(cfg: DictConfig) -> RunSettings:
         sampler=sampler,
         tuner=tuner,
         map_search=_map_search(model),
-        evaluation=_evaluation(root.section("evaluation")),
+        evaluation=_evaluation(root.section("evaluation"), model),
         ground_truth=_ground_truth(root.section("ground_truth")),
         in_paper=_in_paper(model),
     )
@@ -796,8 +798,17 @@ def _adam_phase(key: str, value: Any) -> AdamPhaseSettings:
     )
 
 
-def _evaluation(section: _Section) -> EvaluationSettings:
-    section.refuse_unknown(("budget_s", "num_repeats", "max_draws", "burn_in_fraction"))
+def _evaluation(section: _Section, model: _Section) -> EvaluationSettings:
+    section.refuse_unknown(
+        (
+            "budget_s",
+            "num_repeats",
+            "max_draws",
+            "burn_in_fraction",
+            "curve_points",
+            "curve_metric",
+        )
+    )
     key, value = section.key("burn_in_fraction"), section.get("burn_in_fraction")
     burn_in_fraction = _real(key, value, "at least 0 and below 1")
     if not 0.0 <= burn_in_fraction < 1.0:
@@ -807,6 +818,10 @@ def _evaluation(section: _Section) -> EvaluationSettings:
         budget_s=section.above_zero("budget_s"),
         num_repeats=section.integer("num_repeats", at_least=1),
         max_draws=section.integer("max_draws", at_least=2),
+        curve_points=section.integer("curve_points", at_least=0),
+        curve_metric=section.choice(
+            "curve_metric", ("ksd", *model.section("tuning").each("metrics", _word))
+        ),
     )
 
 

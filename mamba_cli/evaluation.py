@@ -23,6 +23,9 @@ from mamba_cli.workbench import Workbench
 
 NO_PREDICTIONS = np.zeros(0)
 
+CURVE_BEGIN = 0.01
+"""Of a chain's seconds, where the first point of its curve is."""
+
 
 class Reference(NamedTuple):
     """Standard deviations of the ground truth."""
@@ -48,7 +51,8 @@ class Evaluation:
     """Metrics of one repeat (columns of ``metrics.csv``), the posterior mean and sd it found.
 
     Both are NaN unless the row's status is ok. ``draws`` ``[num_scored, dim]`` are those that were
-    scored, evenly spaced over the chain; none of a chain that failed.
+    scored, evenly spaced over the chain; none of a chain that failed. ``curve`` has a row for every
+    point in time at which the draws so far were scored (columns of ``curve.csv``).
     """
 
     row: dict[str, Any]
@@ -56,6 +60,7 @@ class Evaluation:
     std: np.ndarray
     draws: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     prediction_std: np.ndarray = field(default_factory=lambda: NO_PREDICTIONS)
+    curve: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ def evaluate(
     reference: Reference | None = None,
     reporter: Reporter | None = None,
     place: str = "evaluation",
+    curve_points: int = 0,
+    curve_metric: str = "ksd",
 ) -> Evaluation:
     """Run a chain from the MAP for ``budget_s`` seconds and score it.
 
@@ -180,10 +187,16 @@ def evaluate(
         Shown the seconds sampled.
     place
         What the chain is called in the pace's ledger of steps.
+    curve_points
+        Points in time, evenly spaced on a log scale over the last two decades of the seconds, at
+        which the draws so far are scored as well; scoring takes none of the chain's seconds.
+    curve_metric
+        By what: ``ksd``, or a predictive metric of the model.
     """
     reporter = reporter or SilentReporter()
     row = _empty_row(bench, hyperparameters)
     nothing = np.full(bench.model.dim, np.nan)
+    curve: list[dict[str, Any]] = []
     try:
         program, _ = bench.program(hyperparameters.batch_size)
         bench.calibrate([hyperparameters])
@@ -197,8 +210,18 @@ def evaluate(
                 if chain.nonfinite_step is None:
                     row |= {"burn_in_s": chain.elapsed_s, "num_burn_in_steps": chain.num_steps}
                     chain = chain.without_draws()
-            left_s = bench.pace.left_s(budget_s, chain, burn_in_s)
-            chain = _sampled(bench, program, chain, left_s, place, reporter)
+            planned_s = burn_in_s
+            for number, end_s in enumerate(curve_times(burn_in_s, budget_s, curve_points)):
+                piece_s = bench.pace.left_s(end_s, chain, planned_s)
+                piece = f"{place}, point {number}"
+                chain = _sampled(bench, program, chain, piece_s, piece, reporter)
+                planned_s = end_s
+                curve.append(_point(bench, chain, max_draws, curve_metric))
+                if chain.nonfinite_step is not None:
+                    break
+            if not curve_points:
+                left_s = bench.pace.left_s(budget_s, chain, burn_in_s)
+                chain = _sampled(bench, program, chain, left_s, place, reporter)
         finally:
             reporter.finish()
         chain = chain.compact()
@@ -211,19 +234,54 @@ def evaluate(
         if chain.nonfinite_step is not None and row["num_burn_in_steps"]:
             row["reason"] += f" after {row['num_burn_in_steps']} steps of burn-in"
         if row["status"] != "ok":
-            return Evaluation(row, nothing, nothing)
+            return Evaluation(row, nothing, nothing, curve=tuple(curve))
         draws = chain.thinned(max_draws)[0]
         prediction_std = NO_PREDICTIONS
         if isinstance(bench.model, HasSquaredError):
             prediction_std = bench.predictive_std(draws)
         if reference is not None:
             row |= relative_errors(chain.std, prediction_std, reference)
-        return Evaluation(row, chain.mean, chain.std, draws, prediction_std)
+        return Evaluation(row, chain.mean, chain.std, draws, prediction_std, tuple(curve))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         failed = {"status": "out_of_memory", "reason": first_line(error)}
-        return Evaluation(row | failed, nothing, nothing)
+        return Evaluation(row | failed, nothing, nothing, curve=tuple(curve))
+
+
+def curve_times(begin_s: float, end_s: float, num_points: int) -> list[float]:
+    """Points in time after ``begin_s``, from a hundredth of what is left to ``end_s``.
+
+    Evenly spaced on a log scale; a single point is the end.
+    """
+    if num_points < 2:
+        return [end_s] * num_points
+    shares = np.geomspace(CURVE_BEGIN, 1.0, num_points)
+    return [begin_s + (end_s - begin_s) * float(share) for share in shares]
+
+
+def _point(bench: Workbench, chain: Chain, max_draws: int, metric: str) -> dict[str, Any]:
+    """One row of the curve: the draws of the chain so far, scored."""
+    row: dict[str, Any] = {
+        "elapsed_s": chain.elapsed_s,
+        "num_samples": chain.num_draws,
+        "num_scored": 0,
+        "metric": metric,
+    }
+    failed = failure(chain)
+    if failed is not None:
+        return row | {"status": failed[0], "reason": failed[1]}
+    positions, _ = chain.thinned(max_draws)
+    began = bench.clock()
+    if metric == "ksd":
+        value = ksd(positions, bench.scores(positions))
+    else:
+        value = float(bench.model.predictive_metrics(bench.posterior_predictive(positions))[metric])
+    bench.seconds.reward += bench.clock() - began
+    row |= {"num_scored": len(positions), "value": value}
+    if not math.isfinite(value):
+        return row | {"status": "diverged", "reason": f"{metric} is {value}"}
+    return row | {"status": "ok", "reason": ""}
 
 
 def _sampled(

@@ -622,8 +622,12 @@ class Run:
                     reference=self.moments.reference,
                     reporter=self.console,
                     place=f"repeat {repeat}",
+                    curve_points=settings.curve_points,
+                    curve_metric=settings.curve_metric,
                 )
                 self.store.write_steps()
+                if settings.curve_points:
+                    self.folder.write_curve(repeat, result.curve)
                 # Before the row that counts the repeat, so that no row is without its moments.
                 self.moments = self.moments.with_repeat(repeat, result)
                 self.moments.save(self.moments_path)

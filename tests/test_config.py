@@ -371,6 +371,8 @@ BAD_VALUES = [
     ("evaluation.budget_s", ["evaluation.budget_s=ten"]),
     ("evaluation.num_repeats", ["evaluation.num_repeats=0"]),
     ("evaluation.max_draws", ["evaluation.max_draws=1"]),
+    ("evaluation.curve_points", ["evaluation.curve_points=-1"]),
+    ("evaluation.curve_metric", ["evaluation.curve_metric=rmse"]),
     ("evaluation.burn_in_fraction", ["evaluation.burn_in_fraction=1"]),
     ("evaluation.burn_in_fraction", ["evaluation.burn_in_fraction=-0.1"]),
     ("model.map.phases", ["model=pmf", "model.map.phases=[]"]),

@@ -22,6 +22,7 @@ from mamba_cli.evaluation import (
     Reference,
     best_of,
     check_best,
+    curve_times,
     evaluate,
     repeat_key,
 )
@@ -129,6 +130,32 @@ def test_the_burn_in_is_dropped_from_everything_but_the_seconds() -> None:
     widening = math.sqrt(2 / (2 - GOOD.step_size * MODEL.precision / 2))
     np.testing.assert_allclose(results[0.25].std, widening * MODEL.posterior_std, rtol=0.045)
     assert whole["relative_std_error"] > 0.1
+
+
+def test_a_curve_scores_the_draws_so_far_and_takes_no_seconds() -> None:
+    result = run(curve_points=5)
+    plain = run()
+    assert [point["metric"] for point in result.curve] == ["ksd"] * 5
+    times = [point["elapsed_s"] for point in result.curve]
+    # From a hundredth of four seconds to all of them; the clock stands still for the scoring.
+    np.testing.assert_allclose(times, 0.04 * 100.0 ** (np.arange(5) / 4), rtol=0.02)
+    assert [point["num_samples"] for point in result.curve] == [round(t / STEP_S) for t in times]
+    assert result.curve[-1]["value"] == result.row["ksd"]
+    assert result.row["elapsed_s"] == pytest.approx(plain.row["elapsed_s"], rel=0.02)
+    assert plain.curve == ()
+    # Independent draws would have a KSD that falls as one over the root of their number, and these
+    # are nearly so: tenfold in this time.
+    assert result.curve[0]["value"] > 3 * result.curve[-1]["value"]
+
+
+def test_a_curve_begins_after_the_burn_in_and_ends_where_the_chain_does() -> None:
+    assert curve_times(1.0, 3.0, 1) == [3.0]
+    assert curve_times(1.0, 3.0, 3) == pytest.approx([1.02, 1.2, 3.0])
+    assert curve_times(0.0, 3.0, 0) == []
+    failed = run(Hyperparameters(10.0, 64), curve_points=5)
+    assert [point["status"] for point in failed.curve] == ["diverged"]
+    assert "value" not in failed.curve[0]
+    assert failed.row["status"] == "diverged"
 
 
 def test_a_chain_that_fails_in_its_burn_in_is_a_failure() -> None:

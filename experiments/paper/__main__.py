@@ -1,0 +1,148 @@
+"""``make tables`` and ``make figures``: run what is missing, write what the paper shows.
+
+    python -m experiments.paper tables                       # all nine
+    python -m experiments.paper tables LR_std_estimates      # make table-LR_std_estimates
+    python -m experiments.paper tables --quick               # make tables QUICK=1: toy sizes
+
+Exit codes are those of ``mamba-run``: that of the first run which could not be finished, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.paper import comparison, figures, tables
+from experiments.paper.cells import (
+    ALL_TABLES,
+    FIGURES,
+    KSD_TESTS,
+    Cell,
+    Scale,
+    curve_cells,
+    ksd_test_cells,
+    paper_scale,
+    table_cells,
+    toy_scale,
+    with_best,
+)
+from experiments.paper.schedule import Failure, alone, run_cells, say
+from mamba_cli.artifacts import read_json
+from mamba_cli.cli import INTERRUPTED
+from mamba_cli.compilation import use_cache
+from mamba_cli.errors import MambaError
+
+KINDS: dict[str, Sequence[str]] = {"tables": list(ALL_TABLES), "figures": FIGURES}
+
+
+ANY = {"step_size": 1e-6, "batch_size": 1000}
+"""Hyperparameters of a line whose tuning is still to be done, to say how long it takes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing and write the tables or figures asked for; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.paper",
+        description="Make the paper's tables and figures, beside the published numbers.",
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    for kind, names in KINDS.items():
+        own = kinds.add_parser(kind)
+        own.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+        own.add_argument("--quick", action="store_true", help="toy sizes, into results/quick")
+        own.add_argument("--root", type=Path, help="in place of results or results/quick")
+        own.add_argument("--bnn-repeats", type=int, default=1, help="runs of each cell, of 300 s")
+        own.add_argument(
+            "--estimate", action="store_true", help="what is missing, how long; no run"
+        )
+        own.add_argument("--dry-run", action="store_true", help="how long it takes, and no more")
+    asked = parser.parse_args(arguments)
+    known = KINDS[asked.kind]
+    unknown = [name for name in asked.names if name not in known]
+    if unknown:
+        parser.error(f"{unknown[0]} is none of the {asked.kind}: {', '.join(known)}")
+    scale = toy_scale() if asked.quick else paper_scale(seeds={"bnn": asked.bnn_repeats})
+    if asked.root is not None:
+        scale = (toy_scale if asked.quick else paper_scale)(asked.root)
+    if scale.note:
+        say(f"*** {scale.note} ***")
+    use_cache()
+    try:
+        with alone(scale):
+            make = make_tables if asked.kind == "tables" else make_figures
+            failures = make(asked.names or known, scale, dry_run=asked.dry_run)
+            if asked.dry_run:
+                return 0
+            comparison.write(scale)
+            say(f"written to {scale.root / 'tables' / 'comparison'}.md (.csv)")
+    except MambaError as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted: what is finished is kept, and the same command goes on from there")
+        return INTERRUPTED
+    if failures:
+        say(f"{len(failures)} runs could not be finished:")
+        for failure in failures:
+            say(f"  {failure.cell.name}: {failure.reason}\n    {failure.cell.command(scale)}")
+        return failures[0].exit_code
+    return 0
+
+
+def make_tables(labels: Sequence[str], scale: Scale, *, dry_run: bool = False) -> list[Failure]:
+    """Run what the tables lack, study by study, and write each; the runs that failed."""
+    failures: list[Failure] = []
+    for key in dict.fromkeys(ALL_TABLES[label] for label in labels):
+        own = [label for label in labels if ALL_TABLES[label] == key]
+        cells = list(dict.fromkeys(c for label in own for c in table_cells(label, scale)))
+        failures += run_cells(cells, scale, f"tables of {key}", dry_run=dry_run)
+        if dry_run:
+            continue
+        for label in own:
+            for line in tables.write(label, scale):
+                say(f"    {label}: {line}")
+            say(f"written to {scale.root / 'tables' / label}.md (.csv, _long.csv)")
+    return failures
+
+
+def make_figures(names: Sequence[str], scale: Scale, *, dry_run: bool = False) -> list[Failure]:
+    """Run what the figures lack and write each; the runs that failed.
+
+    The lines of a figure over time have the hyperparameters of finished runs of the tables, which
+    are made first where they are missing.
+    """
+    failures: list[Failure] = []
+    for name in names:
+        if name in KSD_TESTS:
+            failures += run_cells(ksd_test_cells(name, scale), scale, name, dry_run=dry_run)
+            rows = figures.test_rows(name, scale)
+        else:
+            pairs = curve_cells(name, scale)
+            tuned = [cell for cell, _ in pairs]
+            failures += run_cells(tuned, scale, f"{name}: its tuning", dry_run=dry_run)
+            if dry_run:  # of any hyperparameters
+                lines = [with_best(line, ANY, False) for _, line in pairs]
+                run_cells(lines, scale, name, dry_run=True)
+                continue
+            lines = [_tuned(cell, line, scale) for cell, line in pairs]
+            ready = [line for line in lines if line.keys]
+            failures += run_cells(ready, scale, name)
+            rows = figures.curve_rows(lines, scale)
+        if dry_run:
+            continue
+        for line in figures.write(name, rows, scale):
+            say(f"    {name}: {line}")
+        say(f"written to {scale.root / 'figures' / name}.png (.csv)")
+    return failures
+
+
+def _tuned(cell: Cell, line: Cell, scale: Scale) -> Cell:
+    """``line`` with what ``cell`` chose; as it is where that found nothing."""
+    best = read_json(cell.folder(scale) / "best.json")
+    return line if best is None else with_best(line, best, line.sampler.startswith("sghmc"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

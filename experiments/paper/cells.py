@@ -1,0 +1,340 @@
+"""The runs behind the paper's tables and figures.
+
+A cell is an ordinary ``mamba-run`` with a folder of its own; :attr:`Cell.command` is what a person
+types to repeat it. Which cells a table or a figure has is said here, how they are run in
+``schedule``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from mamba_cli.artifacts import config_differences, read_json
+
+SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sghmc_cv", "sgnht", "sgnht_cv")
+"""Columns of the paper's tables, in its order."""
+
+
+class Study(NamedTuple):
+    """One of the paper's three models, and how it is compared."""
+
+    model: str
+    tuners: tuple[str, ...]
+    tables: tuple[str, str, str]  # results, hyperparameters, results in full
+    curves: str
+
+
+STUDIES = {
+    "LR": Study(
+        "logreg",
+        ("mamba_ksd", "mamba_fssd", "grid", "heuristic"),
+        ("LR_std_estimates", "LR_hyperparameters", "LR_std_estimates_full"),
+        "LR_ksd_curves",
+    ),
+    "PMF": Study(
+        "pmf",
+        ("mamba_ksd", "grid", "heuristic"),
+        ("PMF_uncertainty_tests", "PMF_hyperparameters", "PMF_uncertainty_tests_full"),
+        "PMF_ksd_curves",
+    ),
+    "NN": Study(
+        "bnn",
+        ("mamba_ksd", "grid", "heuristic"),
+        ("NN_uncertainty_tests", "NN_hyperparameters", "NN_uncertainty_tests_full"),
+        "NN_ksd_curves",
+    ),
+}
+
+TABLES = {label: key for key, study in STUDIES.items() for label in study.tables}
+"""The study of every table."""
+
+AS_PUBLISHED = "LR_std_estimates_as_published"
+"""The first table again, as the published code made it where it departed from the text."""
+
+ALL_TABLES = {**TABLES, AS_PUBLISHED: "LR"}
+
+CURVES = {study.curves: key for key, study in STUDIES.items()}
+"""The study of every figure over time."""
+
+KSD_TESTS = ("KSD_test_step_size", "KSD_test_batch_size")
+"""Figures of the KSD by stochastic and full gradients, of all draws and of thinned ones."""
+
+FIGURES = (*CURVES, *KSD_TESTS)
+
+SMALLER_GRID = "smaller_grid"
+"""Runs of SGNHT for the network on the paper's second grid; they are those of its tables."""
+
+THINNING = 5
+"""The paper's, in its figures of the KSD."""
+
+ALL_DRAWS = {"logreg": 2000, "pmf": 500, "bnn": 300}
+"""Draws that count as all of a second's: about as many as the published library makes at a batch of
+1 %. All that ours makes would need hours of full gradients."""
+
+
+class Scale(NamedTuple):
+    """How large the runs are, and where they and what is made of them lie."""
+
+    root: Path  # of tables and figures
+    runs: Path
+    seeds: Mapping[str, int]
+    all_draws: Mapping[str, int] = ALL_DRAWS
+    sizes: Mapping[str, tuple[str, ...]] = {}  # overrides by model
+    curve_sizes: tuple[str, ...] = ()
+    ksd_test_sizes: tuple[str, ...] = ()
+    note: str = ""
+
+
+def paper_scale(root: Path = Path("results"), seeds: Mapping[str, int] | None = None) -> Scale:
+    """The paper's own sizes: three runs of every cell, one of the network's."""
+    return Scale(root, root / "paper", {"logreg": 3, "pmf": 3, "bnn": 1, **(seeds or {})})
+
+
+def _toy(**sizes: Any) -> tuple[str, ...]:
+    values = {"map_phases": None, **sizes}
+    phases = values.pop("map_phases")
+    keys = [f"model.budgets.quick.{key}={value}" for key, value in values.items()]
+    steps = "num_steps: {}, batch_size: 500, learning_rate: 0.02, final_learning_rate: 0.001"
+    if phases is not None:
+        keys.append(f"model.budgets.quick.map_phases=[{{{steps.format(phases)}}}]")
+    return ("budget=quick", "model.tuning.num_integration_steps=[5]", *keys)
+
+
+TOY = {
+    "logreg": (
+        *_toy(
+            num_test=1000,
+            longest_arm_s=0.02,
+            max_draws=20,
+            search_iterations=20,
+            evaluation_s=0.1,
+            evaluation_max_draws=50,
+            ground_truth_draws=400,
+            ground_truth_warmup=100,
+            ground_truth_max_r_hat=1.5,
+            ground_truth_min_ess=20,
+        ),
+        "model.num_train=4000",
+        "model.tuning.step_size=[1e-3,1e-4,1e-5]",
+        "model.tuning.batch_percent=[10,1]",
+    ),
+    "pmf": (
+        *_toy(
+            longest_arm_s=0.1,
+            max_draws=4,
+            search_iterations=4,
+            evaluation_s=0.5,
+            evaluation_max_draws=8,
+        ),
+        "model.tuning.step_size=[1e-5,1e-6]",
+        "model.tuning.batch_percent=[10,1]",
+    ),
+    "bnn": (
+        *_toy(
+            num_hidden=5,
+            map_phases=50,
+            longest_arm_s=0.2,
+            max_draws=2,
+            search_iterations=2,
+            evaluation_s=0.5,
+            evaluation_max_draws=4,
+        ),
+        "model.tuning.step_size=[1e-5,1e-6]",
+        "model.tuning.batch_percent=[10,1]",
+    ),
+}
+"""Overrides by model that make every cell take about a second."""
+
+
+def toy_scale(root: Path = Path("results/quick")) -> Scale:
+    """Every cell once and tiny: whether it all works, and no result."""
+    return Scale(
+        root,
+        root,
+        dict.fromkeys(TOY, 1),
+        dict.fromkeys(TOY, 10),
+        TOY,
+        ("evaluation.num_repeats=2", "evaluation.curve_points=3", "evaluation.max_draws=4"),
+        ("tuner.longest_arm_s=0.05",),
+        "QUICK=1: toy sizes, NOT the paper's. These numbers mean nothing.",
+    )
+
+
+class State(Enum):
+    """What the folder of a cell holds."""
+
+    DONE = "done"
+    MISSING = "missing"
+    UNFINISHED = "unfinished"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. ``keys`` are overrides of its own; ``variant`` tells it from the plain one."""
+
+    experiment: str
+    model: str
+    sampler: str
+    tuner: str
+    seed: int = 0
+    variant: str = ""
+    keys: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a person reads."""
+        parts = (self.experiment, self.model, self.sampler, self.tuner, self.variant)
+        return f"{' '.join(part for part in parts if part)} seed {self.seed}"
+
+    def folder(self, scale: Scale) -> Path:
+        """The run's folder."""
+        is_figure = self.experiment in FIGURES
+        first = Path(self.experiment) / self.model if is_figure else Path(self.model)
+        tuner = f"{self.tuner}-{self.variant}" if self.variant else self.tuner
+        return scale.runs / "runs" / first / self.sampler / tuner / f"seed-{self.seed}"
+
+    def overrides(self, scale: Scale) -> list[str]:
+        """What follows ``mamba-run``."""
+        is_test = self.experiment in KSD_TESTS
+        is_given = any(key.startswith("tuner=") for key in self.keys)
+        return [
+            f"experiment={self.experiment}",
+            *([f"model={self.model}"] if is_test else []),
+            f"sampler={self.sampler}",
+            *([] if is_given else [f"tuner={self.tuner}"]),
+            f"seed={self.seed}",
+            *self.keys,
+            *scale.sizes.get(self.model, ()),
+            *(scale.curve_sizes if self.experiment in CURVES else ()),
+            *(scale.ksd_test_sizes if is_test else ()),
+            f"results_dir={scale.runs}",
+            f"run_dir={self.folder(scale)}",
+        ]
+
+    def command(self, scale: Scale) -> str:
+        """What a person types to repeat the cell."""
+        return shlex.join(["mamba-run", *self.overrides(scale)])
+
+    def config(self, scale: Scale) -> DictConfig:
+        """The configuration that ``mamba-run`` composes of the same words."""
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_module("mamba_cli.conf", version_base="1.3"):
+            return hydra.compose("config", overrides=self.overrides(scale))
+
+    def state(self, scale: Scale, cfg: DictConfig) -> tuple[State, str]:
+        """What is there of the run that ``cfg`` describes, and for a changed one what differs."""
+        stored = read_json(self.folder(scale) / "provenance.json")
+        if stored is None:
+            return State.MISSING, ""
+        asked: Any = OmegaConf.to_container(cfg, resolve=True)
+        changes = config_differences(stored.get("config") or {}, asked)
+        if changes:
+            key, there, now = changes[0]
+            more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+            return State.CHANGED, f"{key}: there {there!r}, asked for {now!r}{more}"
+        return (State.DONE if stored.get("end") else State.UNFINISHED), ""
+
+
+def study_of(label: str) -> Study:
+    """The study that a table is of."""
+    return STUDIES[ALL_TABLES[label]]
+
+
+def table_cells(label: str, scale: Scale) -> list[Cell]:
+    """The runs of a table. Tables of one study share theirs, under the name of its first."""
+    study = study_of(label)
+    if label == AS_PUBLISHED:
+        return [
+            Cell(label, study.model, s, t, 0, "as_published", _published_keys(s, t, scale))
+            for s in SAMPLERS
+            for t in study.tuners
+        ]
+    cells = [
+        Cell(study.tables[0], study.model, sampler, tuner, seed)
+        for seed in range(scale.seeds[study.model])
+        for sampler in SAMPLERS
+        for tuner in study.tuners
+    ]
+    if study.model == "bnn":
+        cells += [
+            Cell(f"NN_sgnht_{SMALLER_GRID}", "bnn", "sgnht", tuner, seed, SMALLER_GRID)
+            for seed in range(scale.seeds["bnn"])
+            for tuner in ("mamba_ksd", "grid")
+        ]
+    return cells
+
+
+def _published_keys(sampler: str, tuner: str, scale: Scale) -> tuple[str, ...]:
+    """What the published code did besides, by sampler and tuner: see the experiment's file."""
+    keys = []
+    if tuner.startswith("mamba"):
+        keys.append("tuner.score_on=rung")
+    if tuner == "mamba_fssd":
+        keys.append("tuner.reward.statistic=u")
+    if sampler.startswith("sgld") and not scale.note:
+        if tuner == "heuristic":
+            keys.append("tuner.step_size=2.5e-6")  # 2 / N
+        else:
+            steps = ",".join(f"{2 * 10 ** (-1 - i / 2):.10e}" for i in range(14))
+            keys.append(f"tuner.grid.step_size=[{steps}]")
+    return tuple(keys)
+
+
+def shown(label: str, scale: Scale) -> list[Cell]:
+    """Of a table's runs, those it shows: of SGNHT for the network, those of the second grid."""
+    cells = table_cells(label, scale)
+    replaced = {(c.sampler, c.tuner, c.seed) for c in cells if c.variant}
+    return [c for c in cells if c.variant or (c.sampler, c.tuner, c.seed) not in replaced]
+
+
+def curve_cells(figure: str, scale: Scale) -> list[tuple[Cell, Cell]]:
+    """For each line of a figure over time, the run whose hyperparameters it has, and itself.
+
+    The second lacks the hyperparameters while the first is not finished: see :func:`with_best`.
+    """
+    study = STUDIES[CURVES[figure]]
+    first = [cell for cell in shown(study.tables[0], scale) if cell.seed == 0]
+    return [(cell, Cell(figure, study.model, cell.sampler, cell.tuner)) for cell in first]
+
+
+def with_best(line: Cell, best: Mapping[str, Any], uses_integration_steps: bool) -> Cell:
+    """``line`` with the hyperparameters of a finished run's ``best.json``."""
+    keys = [
+        "tuner=fixed",
+        f"tuner.step_size={best['step_size']!r}",
+        f"tuner.batch_size={best['batch_size']}",
+    ]
+    if uses_integration_steps:
+        keys.append(f"tuner.num_integration_steps={best['num_integration_steps']}")
+    return replace(line, keys=tuple(keys))
+
+
+def ksd_test_cells(figure: str, scale: Scale) -> list[Cell]:
+    """The four lines of every panel; ``variant`` is the line's name."""
+    cells = []
+    for study in STUDIES.values():
+        draws = scale.all_draws[study.model]
+        for gradients in ("full", "stochastic"):
+            for name, scored in (("all", draws), ("thinned", draws // THINNING)):
+                keys = (f"tuner.reward.gradients={gradients}", f"tuner.max_draws={scored}")
+                cells.append(
+                    Cell(
+                        figure,
+                        study.model,
+                        "sgld",
+                        "mamba_ksd",
+                        variant=f"{gradients}-{name}",
+                        keys=keys,
+                    )
+                )
+    return cells

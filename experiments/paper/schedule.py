@@ -1,0 +1,239 @@
+"""Runs the cells that are missing, one at a time, and says how long it will take.
+
+Every cell goes through the same code as ``mamba-run`` with its words, in this one process: what is
+imported stays, and compiled programs come from the cache. A finished cell is left alone, one that
+was stopped goes on, one whose configuration has changed is made again. A cell that fails leaves its
+reason, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from experiments.paper.cells import Cell, Scale, State
+from mamba_cli.artifacts import read_json, write_json
+from mamba_cli.config import FixedSettings, GridSettings, RunSettings, settings_from
+from mamba_cli.console import Console, duration
+from mamba_cli.errors import ConfigError, MambaError, first_line
+from mamba_cli.run import opened
+from mamba_cli.tuners import halving
+
+FAILED = "failed.json"
+"""In the folder of a cell that could not be finished: its reason and exit code."""
+
+NUM_TRAIN = {"logreg": 1_000_000, "pmf": 80_000, "bnn": 60_000}
+"""Training rows, where the configuration does not have them."""
+
+STEP_S = {"logreg": 1.8e-3, "pmf": 1.4e-3, "bnn": 1.7e-2}
+"""Seconds of a gradient step on a tenth of the rows, two cores: what a grid search is made of."""
+
+OVERHEAD = {"logreg": 1.35, "pmf": 1.35, "bnn": 1.5}
+"""Seconds of a run over its seconds of sampling: compilation, gradients and rewards come on top."""
+
+START_S = {"logreg": 5.0, "pmf": 12.0, "bnn": 20.0}
+"""Seconds of a run before and after it samples: data, MAP, compilation."""
+
+
+SCORE_S = {"logreg": 3e-3, "pmf": 8e-3, "bnn": 2e-2}
+"""Seconds to score a draw of a curve: full gradients, or predictions for the test images."""
+
+
+class Plan(NamedTuple):
+    """A cell that has to be run."""
+
+    cell: Cell
+    cfg: DictConfig
+    settings: RunSettings
+    state: State
+    why: str
+
+
+class Failure(NamedTuple):
+    """A cell that could not be finished."""
+
+    cell: Cell
+    reason: str
+    exit_code: int
+
+
+def sampling_s(plan: Plan) -> float:
+    """Seconds that the chains of a cell are given; of a grid search, what its steps should take."""
+    settings, model = plan.settings, plan.cell.model
+    seconds = 0.0
+    if "evaluate" in settings.stages:
+        seconds += settings.evaluation.num_repeats * settings.evaluation.budget_s
+    tuner = settings.tuner
+    if "tune" not in settings.stages or isinstance(tuner, FixedSettings):
+        return seconds
+    num_train = int(plan.cfg.model.get("num_train") or NUM_TRAIN[model])
+    arms = tuner.points(num_train)
+    if isinstance(tuner, GridSettings):
+        share = num_train / NUM_TRAIN[model]
+        steps = sum(length * tuner.num_iterations for _, _, length in arms)
+        return seconds + steps * STEP_S[model] * share
+    rungs = halving.schedule(len(arms), tuner.reduction_factor, tuner.longest_arm_s)
+    return seconds + halving.total_s(rungs)
+
+
+def scoring_s(plan: Plan) -> float:
+    """Seconds for the points of a curve, which take full gradients or predictions each."""
+    evaluation = plan.settings.evaluation
+    if "evaluate" not in plan.settings.stages:
+        return 0.0
+    scored = evaluation.num_repeats * evaluation.curve_points * evaluation.max_draws
+    return scored * SCORE_S[plan.cell.model]
+
+
+def expected_s(plan: Plan) -> float:
+    """Seconds that a cell is expected to take."""
+    model = plan.cell.model
+    full_size = plan.settings.is_paper_size
+    start_s = START_S[model] if full_size else 1.0
+    return start_s + OVERHEAD[model] * sampling_s(plan) + scoring_s(plan)
+
+
+def planned(cells: Sequence[Cell], scale: Scale) -> list[Plan]:
+    """Those of ``cells`` that are not done, with their configurations."""
+    plans = []
+    for cell in cells:
+        cfg = cell.config(scale)
+        settings = settings_from(cfg)
+        state, why = cell.state(scale, cfg)
+        if state is not State.DONE:
+            plans.append(Plan(cell, cfg, settings, state, why))
+    return plans
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_cells(
+    cells: Sequence[Cell], scale: Scale, what: str, *, dry_run: bool = False
+) -> list[Failure]:
+    """Run what is missing of ``cells``; those that could not be finished.
+
+    Parameters
+    ----------
+    cells
+        Each once.
+    scale
+        Sizes and places.
+    what
+        The table or figure, for messages.
+    dry_run
+        Say how much it is, and do nothing.
+    """
+    plans = planned(cells, scale)
+    estimate = [expected_s(plan) for plan in plans]
+    done = len(cells) - len(plans)
+    say(
+        f"{what}: {len(cells)} runs, {done} of them done before"
+        + (f"; the other {len(plans)} take about {duration(sum(estimate))}" if plans else "")
+    )
+    if dry_run:
+        return []
+    failures, began, expected = [], time.monotonic(), 0.0
+    for number, plan in enumerate(plans, start=1):
+        note = f" ({plan.state.value}{': ' + plan.why if plan.why else ''})"
+        say(
+            f"[{number}/{len(plans)}] {plan.cell.name}{'' if plan.state is State.MISSING else note}"
+        )
+        before = time.monotonic()
+        failure = _guarded(plan, scale)
+        expected += estimate[number - 1]
+        pace = (time.monotonic() - began) / expected
+        left = pace * sum(estimate[number:])
+        outcome = f"failed: {failure.reason}" if failure else "done"
+        say(
+            f"    {outcome} in {duration(time.monotonic() - before)}"
+            + (f", about {duration(left)} left" if number < len(plans) else "")
+        )
+        if failure:
+            failures.append(failure)
+    return failures
+
+
+def _guarded(plan: Plan, scale: Scale) -> Failure | None:
+    folder = plan.cell.folder(scale)
+    if plan.state is State.CHANGED:
+        shutil.rmtree(folder)
+    try:
+        run_one(plan)
+    except Exception as error:
+        known = isinstance(error, MambaError)
+        reason = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
+        if is_finished(folder):
+            return None  # no usable draw or arm is a result: the table says so
+        code = error.exit_code if isinstance(error, MambaError) else 1
+        write_json(folder / FAILED, {"reason": reason, "exit_code": code})
+        return Failure(plan.cell, reason, code)
+    finally:
+        gc.collect()
+    (folder / FAILED).unlink(missing_ok=True)
+    return None
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run came to its end, with a usable result or without."""
+    return bool((read_json(folder / "provenance.json") or {}).get("end"))
+
+
+def reason_of(folder: Path) -> str:
+    """Why a cell could not be finished, as its last try had it; empty where it was not tried."""
+    failed: Mapping[str, Any] = read_json(folder / FAILED) or {}
+    return str(failed.get("reason", ""))
+
+
+def run_one(plan: Plan) -> None:
+    """What ``mamba-run`` does with the words of the cell. Raises as it does."""
+    quiet = Console(stream=io.StringIO(), out=io.StringIO(), quiet=True)
+    with opened(plan.cfg, quiet, pictures=plan.settings.budget == "paper") as one:
+        one.go()
+
+
+@contextmanager
+def alone(scale: Scale) -> Iterator[None]:
+    """While the context lasts, no other command makes tables or figures.
+
+    Runs are timed, so that those of the paper's size have the machine to themselves; toy ones have
+    their folder.
+
+    Raises
+    ------
+    ConfigError
+        Another one is at it.
+    """
+    if scale.note:
+        scale.root.mkdir(parents=True, exist_ok=True)
+        path = scale.root / ".lock"
+    else:
+        path = Path(tempfile.gettempdir()) / f"mamba-cli-{os.getuid()}-paper.lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "(unknown)"
+            raise ConfigError(
+                f"tables or figures are being made by process {owner} ({path}): their runs are "
+                "timed, so that two at once would take each other's seconds. Wait for it to end."
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

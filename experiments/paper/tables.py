@@ -1,0 +1,337 @@
+"""The paper's nine tables, from the folders of finished runs.
+
+Each as ``<label>.csv`` in the paper's rows and columns, ``<label>_long.csv`` with a row for every
+number (mean and sd over repeats, and each repeat), and ``<label>.md`` for a reader.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scipy import stats
+
+from experiments.paper.cells import AS_PUBLISHED, SAMPLERS, STUDIES, Cell, Scale, shown, study_of
+from experiments.paper.schedule import is_finished, reason_of
+from mamba_cli.artifacts import atomic_write, read_json, read_metrics, write_table
+
+SIGNIFICANCE = 0.05
+"""Of the one-sided Welch test by which the best tuner has to beat every other one."""
+
+LONG_COLUMNS = (
+    "sampler",
+    "tuner",
+    "metric",
+    "mean",
+    "sd",
+    "repeats",
+    "usable",
+    "is_best",
+    "values",
+    "note",
+)
+
+
+class Metric(NamedTuple):
+    """A row of a table: where its number is in a run's files, and how it is shown."""
+
+    name: str
+    column: str
+    heading: str
+    factor: float = 1.0
+    lower_is_better: bool | None = True  # None: neither
+    shown_as: str = "{:.3g}"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("ksd", "ksd", "KSD", shown_as="{:.4g}"),
+        Metric(
+            "relative_std_error_percent",
+            "relative_std_error",
+            "ξ(σ̂) × 10²",
+            100.0,
+            shown_as="{:.1f}",
+        ),
+        Metric("accuracy_percent", "accuracy", "accuracy (%)", 100.0, False, "{:.2f}"),
+        Metric("num_samples", "num_samples", "# of samples", 1.0, None, "{:,.0f}"),
+        Metric("rmse", "rmse", "RMSE", shown_as="{:.3f}"),
+        Metric("mse_of_draws", "mse_of_draws", "MSE of draws", shown_as="{:.3f}"),
+        Metric("ece_percent", "ece", "ECE (%)", 100.0, shown_as="{:.2f}"),
+        Metric("mce_percent", "mce", "MCE (%)", 100.0, shown_as="{:.1f}"),
+        Metric("log10_step_size", "step_size", "log₁₀(h)", 1.0, None, "{:.2f}"),
+        Metric("batch_percent", "batch_percent", "τ (%)", 1.0, None),
+        Metric("num_integration_steps", "num_integration_steps", "L", 1.0, None, "{:.0f}"),
+    )
+}
+
+HYPERPARAMETERS = ("log10_step_size", "batch_percent", "num_integration_steps")
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "LR_std_estimates": ("ksd", "relative_std_error_percent"),
+    "LR_hyperparameters": HYPERPARAMETERS,
+    "LR_std_estimates_full": (
+        "relative_std_error_percent",
+        "ksd",
+        "accuracy_percent",
+        "num_samples",
+    ),
+    AS_PUBLISHED: (
+        "ksd",
+        "relative_std_error_percent",
+        "num_samples",
+        *HYPERPARAMETERS,
+    ),
+    "PMF_uncertainty_tests": ("ksd", "relative_std_error_percent"),
+    "PMF_hyperparameters": HYPERPARAMETERS,
+    "PMF_uncertainty_tests_full": (
+        "relative_std_error_percent",
+        "ksd",
+        "rmse",
+        "mse_of_draws",
+        "num_samples",
+    ),
+    "NN_uncertainty_tests": ("ece_percent", "mce_percent"),
+    "NN_hyperparameters": HYPERPARAMETERS,
+    "NN_uncertainty_tests_full": (
+        "ece_percent",
+        "mce_percent",
+        "accuracy_percent",
+        "num_samples",
+    ),
+}
+"""Metrics of every table, in the paper's order. ``mse_of_draws`` is what the paper calls RMSE."""
+
+SAMPLER_NAMES = {name: name.upper().replace("_", "-") for name in SAMPLERS}
+TUNER_NAMES = {
+    "mamba_ksd": "MAMBA-KSD",
+    "mamba_fssd": "MAMBA-FSSD",
+    "grid": "Grid search",
+    "heuristic": "Heuristic",
+}
+
+
+class Summary(NamedTuple):
+    """A number of a table over its repeats. ``note`` says why one has none."""
+
+    values: tuple[float, ...]
+    repeats: int
+    note: str = ""
+    is_best: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def sd(self) -> float | None:
+        """Of one repeat; ``None`` where there are fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+Place = tuple[str, str, str]  # sampler, tuner, metric
+
+
+def values_of(cell: Cell, metric: str, scale: Scale) -> tuple[list[float], str]:
+    """The numbers that a run has of a metric, and why it has none."""
+    folder = cell.folder(scale)
+    if not is_finished(folder):
+        return [], reason_of(folder) or "not run yet"
+    best = read_json(folder / "best.json")
+    if best is None:
+        return [], "no winner: every arm failed"
+    if metric in HYPERPARAMETERS:
+        value = float(best[METRICS[metric].column])
+        return [math.log10(value) if metric == "log10_step_size" else value], ""
+    rows = read_metrics(folder / "metrics.csv")
+    usable = [row for row in rows if row.get("status") == "ok"]
+    column, factor = METRICS[metric].column, METRICS[metric].factor
+    found = [factor * float(row[column]) for row in usable if row.get(column) is not None]
+    if found or not rows:
+        return found, ""
+    if usable:
+        return [], "no ground truth" if column == "relative_std_error" else "no such number"
+    return [], f"{rows[0]['status']}: {rows[0]['reason']}"
+
+
+def summaries(label: str, scale: Scale) -> dict[Place, Summary]:
+    """Every number of a table, the best of each sampler marked where it is beyond the noise."""
+    found: dict[Place, Summary] = {}
+    cells = shown(label, scale)
+    for metric in ROWS[label]:
+        for sampler in SAMPLERS:
+            if metric == "num_integration_steps" and not sampler.startswith("sghmc"):
+                continue
+            for tuner in study_of(label).tuners:
+                own = [c for c in cells if (c.sampler, c.tuner) == (sampler, tuner)]
+                pairs = [values_of(cell, metric, scale) for cell in own]
+                values = tuple(value for numbers, _ in pairs for value in numbers)
+                notes = dict.fromkeys(note for _, note in pairs if note)
+                found[sampler, tuner, metric] = Summary(values, len(own), "; ".join(notes))
+    return mark_best(found)
+
+
+def mark_best(found: Mapping[Place, Summary]) -> dict[Place, Summary]:
+    """``found`` with the best tuner of each sampler and metric marked, where there is one.
+
+    It has the best mean, and a one-sided Welch test tells it from every other tuner's. Without
+    repeats the noise is not known, and nothing is marked. A tuner without a number loses.
+    """
+    marked = dict(found)
+    for sampler, metric in dict.fromkeys((s, m) for s, _, m in found):
+        lower = METRICS[metric].lower_is_better
+        if lower is None:
+            continue
+        rivals = {t: summary for (s, t, m), summary in found.items() if (s, m) == (sampler, metric)}
+        usable = {tuner: summary for tuner, summary in rivals.items() if summary.values}
+        if not usable:
+            continue
+        sign = 1.0 if lower else -1.0
+        best = min(usable, key=lambda tuner: sign * (usable[tuner].mean or 0.0))
+        if (
+            all(is_better(usable[best], other, lower) for t, other in usable.items() if t != best)
+            and len(usable[best].values) > 1
+        ):
+            place = (sampler, best, metric)
+            marked[place] = marked[place]._replace(is_best=True)
+    return marked
+
+
+def is_better(first: Summary, second: Summary, lower_is_better: bool) -> bool:
+    """Whether the first mean is better by more than the noise of both."""
+    if first.sd is None or second.sd is None or first.mean is None or second.mean is None:
+        return False
+    if first.sd == second.sd == 0:
+        return (first.mean < second.mean) == lower_is_better and first.mean != second.mean
+    test = stats.ttest_ind(
+        first.values,
+        second.values,
+        equal_var=False,
+        alternative="less" if lower_is_better else "greater",
+    )
+    return bool(test.pvalue < SIGNIFICANCE)
+
+
+def write(label: str, scale: Scale) -> list[str]:
+    """Write the three files of a table; the lines of what it lacks. Raises ``StorageError``."""
+    found = summaries(label, scale)
+    folder = scale.root / "tables"
+    long = [
+        {
+            "sampler": sampler,
+            "tuner": tuner,
+            "metric": metric,
+            "mean": summary.mean,
+            "sd": summary.sd,
+            "repeats": summary.repeats,
+            "usable": len(summary.values),
+            "is_best": summary.is_best,
+            "values": " ".join(f"{value:.8g}" for value in summary.values),
+            "note": summary.note,
+        }
+        for (sampler, tuner, metric), summary in found.items()
+    ]
+    write_table(folder / f"{label}_long.csv", LONG_COLUMNS, long)
+    header, rows = laid_out(label, found)
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    write_table(folder / f"{label}.csv", header, table)
+    text = markdown(label, scale, header, rows, found)
+    atomic_write(folder / f"{label}.md", text.encode())
+    return [
+        f"{SAMPLER_NAMES[sampler]}, {TUNER_NAMES[tuner]}: {summary.note}"
+        for sampler, tuner, note in dict.fromkeys((s, t, f.note) for (s, t, _), f in found.items())
+        if note
+        for summary in [Summary((), 0, note)]
+    ]
+
+
+def laid_out(label: str, found: Mapping[Place, Summary]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows as the paper has them; text, since a cell may be ``diverged``.
+
+    Tables of results in short have tuners down and samplers across, the others samplers down.
+    """
+    tuners = study_of(label).tuners
+    samplers_across = label == study_of(label).tables[0]
+    down, across = (tuners, SAMPLERS) if samplers_across else (SAMPLERS, tuners)
+    header = ["tuner" if samplers_across else "sampler", "metric", *across]
+    rows = []
+    for first in down:
+        for metric in ROWS[label]:
+            places = [(b, first, metric) if samplers_across else (first, b, metric) for b in across]
+            if any(place in found for place in places):
+                rows.append([first, metric, *(cell_text(found[p], metric) for p in places)])
+    return header, rows
+
+
+def cell_text(summary: Summary, metric: str) -> str:
+    """``mean ± sd``, with how many repeats had a number where not all; a choice as it is."""
+    shown_as = METRICS[metric].shown_as
+    if not summary.values:
+        return summary.note.partition(":")[0] or "-"
+    if metric in HYPERPARAMETERS:
+        return " / ".join(dict.fromkeys(shown_as.format(value) for value in summary.values))
+    text = shown_as.format(summary.mean)
+    if summary.sd is not None:
+        text += f" ± {shown_as.format(summary.sd)}"
+    if len(summary.values) < summary.repeats:
+        text += f" ({len(summary.values)} of {summary.repeats})"
+    return text
+
+
+def markdown(
+    label: str,
+    scale: Scale,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    found: Mapping[Place, Summary],
+) -> str:
+    """The table for a reader."""
+    names = {**SAMPLER_NAMES, **TUNER_NAMES}
+    best = {place for place, summary in found.items() if summary.is_best}
+    samplers_across = header[0] == "tuner"
+    lines = [f"# {label}", ""]
+    if scale.note:
+        lines += [f"**{scale.note}**", ""]
+    lines += [
+        "| " + " | ".join(["", "", *(names[name] for name in header[2:])]) + " |",
+        "| --- | --- |" + " ---: |" * len(header[2:]),
+    ]
+    for first, metric, *cells in rows:
+        places = [
+            (second, first, metric) if samplers_across else (first, second, metric)
+            for second in header[2:]
+        ]
+        bold = [f"**{c}**" if p in best else c for c, p in zip(cells, places, strict=True)]
+        lines.append(f"| {names[first]} | {METRICS[metric].heading} | " + " | ".join(bold) + " |")
+    repeats = max(summary.repeats for summary in found.values())
+    notes = [f"Mean ± sd over {repeats} runs with seeds of their own."]
+    if repeats == 1:
+        notes = ["One run of each: the noise is not known, and nothing is marked as best."]
+    elif label not in _hyperparameter_tables():
+        notes.append(
+            "Bold: better than every other tuner of the sampler by a one-sided Welch test at "
+            f"{100 * SIGNIFICANCE:g} %."
+        )
+    if label in _hyperparameter_tables():
+        notes = [f"What each of {repeats} runs chose, where they differ. h is the paper's."]
+    lines += ["", " ".join(notes)]
+    why = dict.fromkeys(
+        f"{names[sampler]}, {names[tuner]}: {summary.note}"
+        for (sampler, tuner, _), summary in found.items()
+        if summary.note
+    )
+    lines += ["", *(f"* {reason}" for reason in why)] if why else []
+    return "\n".join(lines) + "\n"
+
+
+def _hyperparameter_tables() -> list[str]:
+    return [study.tables[1] for study in STUDIES.values()]
+
+
+def written_for(label: str, scale: Scale) -> Mapping[str, Any]:
+    """Where the files of a table are."""
+    folder = scale.root / "tables"
+    return {suffix: folder / f"{label}{suffix}" for suffix in (".csv", "_long.csv", ".md")}
