@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from experiments.paper import comparison, figures, tables
@@ -54,23 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own.add_argument("--quick", action="store_true", help="toy sizes, into results/quick")
         own.add_argument("--root", type=Path, help="in place of results or results/quick")
         own.add_argument("--bnn-repeats", type=int, default=1, help="runs of each cell, of 300 s")
-        own.add_argument(
-            "--estimate", action="store_true", help="what is missing, how long; no run"
-        )
         own.add_argument("--dry-run", action="store_true", help="how long it takes, and no more")
     asked = parser.parse_args(arguments)
     known = KINDS[asked.kind]
     unknown = [name for name in asked.names if name not in known]
     if unknown:
         parser.error(f"{unknown[0]} is none of the {asked.kind}: {', '.join(known)}")
-    scale = toy_scale() if asked.quick else paper_scale(seeds={"bnn": asked.bnn_repeats})
-    if asked.root is not None:
-        scale = (toy_scale if asked.quick else paper_scale)(asked.root)
+    if asked.quick:
+        scale = toy_scale(asked.root or Path("results/quick"))
+    else:
+        scale = paper_scale(asked.root or Path("results"), {"bnn": asked.bnn_repeats})
     if scale.note:
         say(f"*** {scale.note} ***")
+    elif not asked.dry_run:
+        say("runs are timed: they are made one after the other, and want the machine to themselves")
     use_cache()
     try:
-        with alone(scale):
+        with nullcontext() if asked.dry_run else alone(scale):
             make = make_tables if asked.kind == "tables" else make_figures
             failures = make(asked.names or known, scale, dry_run=asked.dry_run)
             if asked.dry_run:
