@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.paper import __main__ as paper
-from experiments.paper import comparison, schedule, tables
+from experiments.paper import comparison, figures, schedule, tables
 from experiments.paper.cells import (
     ALL_TABLES,
     AS_PUBLISHED,
@@ -28,6 +28,7 @@ from experiments.paper.cells import (
 )
 from experiments.paper.published import Key, log10_h, published
 from experiments.paper.tables import Summary, is_better, mark_best
+from mamba_cli.artifacts import read_json, read_table
 from mamba_cli.config import group_options, settings_from
 from mamba_cli.errors import ConfigError, NothingUsableError
 
@@ -202,6 +203,20 @@ def test_the_papers_own_numbers_bear_out_what_it_says_of_them() -> None:
     assert by_text[close] == comparison.FAILS
 
 
+def test_a_line_is_the_mean_of_the_runs_that_have_a_value() -> None:
+    row = {"sampler": "sgld", "tuner": "grid", "point": 0, "elapsed_s": "0.5", "status": "ok"}
+    rows: list[dict[str, object]] = [
+        {**row, "repeat": "0", "value": "1.0"},
+        {**row, "repeat": "1", "value": "3.0"},
+        {**row, "repeat": "2", "value": "", "status": "diverged"},
+        {**row, "repeat": "0", "value": "9.0", "tuner": "heuristic"},
+        {"sampler": "sgld", "tuner": "grid", "status": "missing"},
+    ]
+    (point,) = figures.points_of(rows, "sgld", "grid")
+    assert point == (0.5, 2.0, pytest.approx(2**0.5), 2, 3)
+    assert figures.points_of(rows, "sgnht", "grid") == []
+
+
 def few(label: str, scale: object) -> list[Cell]:
     """Two runs of the first study."""
     return [Cell("LR_std_estimates", "logreg", "sgld", t) for t in ("mamba_ksd", "heuristic")]
@@ -242,6 +257,23 @@ def test_runs_are_made_resumed_redone_and_reported(
     said = capsys.readouterr().err
     assert "2 runs, 1 of them done before; the other 1 take about" in said
     assert "the dog" not in (tmp_path / "tables" / "LR_std_estimates.md").read_text()
+
+    # A line of a figure has the hyperparameters of the table's run.
+    def one_pair(figure: str, scale: object) -> list[tuple[Cell, Cell]]:
+        return [(few("", scale)[0], Cell(figure, "logreg", "sgld", "mamba_ksd"))]
+
+    monkeypatch.setattr(paper, "curve_cells", one_pair)
+    assert paper.main(["figures", "LR_ksd_curves", "--quick", f"--root={tmp_path}"]) == 0
+    assert (tmp_path / "figures" / "LR_ksd_curves.png").read_bytes()[:4] == b"\x89PNG"
+    _, rows = read_table(tmp_path / "figures" / "LR_ksd_curves.csv")
+    assert [(row["repeat"], row["point"]) for row in rows] == [(r, p) for r in "01" for p in "012"]
+    _, (chosen,) = read_table(
+        tmp_path / "runs/LR_ksd_curves/logreg/sgld/mamba_ksd/seed-0/tuning.csv"
+    )
+    best = read_json(tmp_path / "runs/logreg/sgld/mamba_ksd/seed-0/best.json")
+    assert best is not None
+    assert float(chosen["step_size"]) == best["step_size"]
+    assert int(chosen["batch_size"]) == best["batch_size"]
 
     # Another configuration is another run.
     scale = toy_scale(tmp_path)
