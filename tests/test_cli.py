@@ -50,7 +50,7 @@ def command(
 
     def give(*arguments: str, run: Task = lambda cfg: None) -> Outcome:
         stub = ModuleType("mamba_cli.run")
-        stub.__dict__["run"] = run
+        stub.__dict__["run"] = lambda cfg, wait_s=0.0: run(cfg)
         monkeypatch.setitem(sys.modules, "mamba_cli.run", stub)
         monkeypatch.setattr(sys, "argv", ["mamba-run", *arguments])
         with pytest.raises(SystemExit) as leaving:
@@ -269,7 +269,7 @@ def test_ctrl_c_is_130_and_says_what_is_kept(tmp_path: Path) -> None:
     program = (
         "import sys, time, types\n"
         "from mamba_cli.cli import main\n"
-        "def run(cfg):\n"
+        "def run(cfg, wait_s=0.0):\n"
         "    print('started', flush=True)\n"
         "    time.sleep(60)\n"
         "stub = types.ModuleType('mamba_cli.run')\n"
@@ -299,7 +299,7 @@ STUBBED = (
     "import sys, types\n"
     "from mamba_cli.cli import main\n"
     "stub = types.ModuleType('mamba_cli.run')\n"
-    "def run(cfg):\n"
+    "def run(cfg, wait_s=0.0):\n"
     "    from mamba_cli.console import Console\n"
     "    with Console() as console:\n"
     "        console.banner('quick', False)\n"
