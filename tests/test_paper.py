@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.paper import __main__ as paper
 from experiments.paper import comparison, figures, schedule, tables
@@ -107,6 +110,16 @@ def test_every_cell_is_a_sound_command_with_a_folder_of_its_own() -> None:
             assert (settings.model, settings.sampler.name) == (cell.model, cell.sampler)
             is_other = scale.note or cell.experiment in (*FIGURES, AS_PUBLISHED)
             assert settings.is_paper_size or is_other
+
+
+def test_a_cell_has_the_configuration_of_its_command(compose: Callable[..., DictConfig]) -> None:
+    scale = paper_scale()
+    cell = table_cells("PMF_hyperparameters", scale)[-1]
+    assert cell.seed == 2
+    name, *words = shlex.split(cell.command(scale))
+    assert name == "mamba-run"
+    asked = OmegaConf.to_container(compose(*words), resolve=True)
+    assert OmegaConf.to_container(cell.config(scale), resolve=True) == asked
 
 
 def test_the_published_code_is_made_of_the_same_options() -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from experiments.paper import comparison, figures, tables
@@ -29,7 +28,7 @@ from experiments.paper.cells import (
     toy_scale,
     with_best,
 )
-from experiments.paper.schedule import Failure, alone, run_cells, say
+from experiments.paper.schedule import Failure, alone, missing, run_cells, say
 from mamba_cli.artifacts import read_json
 from mamba_cli.cli import INTERRUPTED
 from mamba_cli.compilation import use_cache
@@ -37,6 +36,8 @@ from mamba_cli.errors import MambaError
 
 KINDS: dict[str, Sequence[str]] = {"tables": list(ALL_TABLES), "figures": FIGURES}
 
+
+Runner = Callable[[Sequence[Cell], Scale, str], list[Failure]]
 
 ANY = {"step_size": 1e-6, "batch_size": 1000}
 """Hyperparameters of a line whose tuning is still to be done, to say how long it takes."""
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own.add_argument("--root", type=Path, help="in place of results or results/quick")
         own.add_argument("--bnn-repeats", type=int, default=1, help="runs of each cell, of 300 s")
         own.add_argument("--dry-run", action="store_true", help="how long it takes, and no more")
+        own.add_argument("--no-run", action="store_true", help="show the runs that there are")
     asked = parser.parse_args(arguments)
     known = KINDS[asked.kind]
     unknown = [name for name in asked.names if name not in known]
@@ -67,15 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scale = paper_scale(asked.root or Path("results"), {"bnn": asked.bnn_repeats})
     if scale.note:
         say(f"*** {scale.note} ***")
-    elif not asked.dry_run:
+    elif not (asked.dry_run or asked.no_run):
         say("runs are timed: they are made one after the other, and want the machine to themselves")
     use_cache()
     try:
-        with nullcontext() if asked.dry_run else alone(scale):
+        if asked.dry_run:
+            say_how_long(asked.kind, asked.names or known, scale)
+            return 0
+        with alone(scale):
             make = make_tables if asked.kind == "tables" else make_figures
-            failures = make(asked.names or known, scale, dry_run=asked.dry_run)
-            if asked.dry_run:
-                return 0
+            failures = make(asked.names or known, scale, _no_run if asked.no_run else run_cells)
             comparison.write(scale)
             say(f"written to {scale.root / 'tables' / 'comparison'}.md (.csv)")
     except MambaError as error:
@@ -92,15 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_tables(labels: Sequence[str], scale: Scale, *, dry_run: bool = False) -> list[Failure]:
+def make_tables(labels: Sequence[str], scale: Scale, run: Runner) -> list[Failure]:
     """Run what the tables lack, study by study, and write each; the runs that failed."""
     failures: list[Failure] = []
-    for key in dict.fromkeys(ALL_TABLES[label] for label in labels):
-        own = [label for label in labels if ALL_TABLES[label] == key]
-        cells = list(dict.fromkeys(c for label in own for c in table_cells(label, scale)))
-        failures += run_cells(cells, scale, f"tables of {key}", dry_run=dry_run)
-        if dry_run:
-            continue
+    for title, own, cells in studies_of(labels, scale):
+        failures += run(cells, scale, title)
         for label in own:
             for line in tables.write(label, scale):
                 say(f"    {label}: {line}")
@@ -108,7 +107,15 @@ def make_tables(labels: Sequence[str], scale: Scale, *, dry_run: bool = False) -
     return failures
 
 
-def make_figures(names: Sequence[str], scale: Scale, *, dry_run: bool = False) -> list[Failure]:
+def studies_of(labels: Sequence[str], scale: Scale) -> Iterator[tuple[str, list[str], list[Cell]]]:
+    """Of each study among the tables its title, its tables, and their runs, each once."""
+    for key in dict.fromkeys(ALL_TABLES[label] for label in labels):
+        own = [label for label in labels if ALL_TABLES[label] == key]
+        cells = dict.fromkeys(cell for label in own for cell in table_cells(label, scale))
+        yield f"tables of {key}", own, list(cells)
+
+
+def make_figures(names: Sequence[str], scale: Scale, run: Runner) -> list[Failure]:
     """Run what the figures lack and write each; the runs that failed.
 
     The lines of a figure over time have the hyperparameters of finished runs of the tables, which
@@ -117,22 +124,14 @@ def make_figures(names: Sequence[str], scale: Scale, *, dry_run: bool = False) -
     failures: list[Failure] = []
     for name in names:
         if name in KSD_TESTS:
-            failures += run_cells(ksd_test_cells(name, scale), scale, name, dry_run=dry_run)
+            failures += run(ksd_test_cells(name, scale), scale, name)
             rows = figures.test_rows(name, scale)
         else:
             pairs = curve_cells(name, scale)
-            tuned = [cell for cell, _ in pairs]
-            failures += run_cells(tuned, scale, f"{name}: its tuning", dry_run=dry_run)
-            if dry_run:  # of any hyperparameters
-                lines = [with_best(line, ANY, False) for _, line in pairs]
-                run_cells(lines, scale, name, dry_run=True)
-                continue
+            failures += run([cell for cell, _ in pairs], scale, f"{name}: its tuning")
             lines = [_tuned(cell, line, scale) for cell, line in pairs]
-            ready = [line for line in lines if line.keys]
-            failures += run_cells(ready, scale, name)
+            failures += run([line for line in lines if line.keys], scale, name)
             rows = figures.curve_rows(lines, scale)
-        if dry_run:
-            continue
         for line in figures.write(name, rows, scale):
             say(f"    {name}: {line}")
         say(f"written to {scale.root / 'figures' / name}.png (.csv)")
@@ -143,6 +142,25 @@ def _tuned(cell: Cell, line: Cell, scale: Scale) -> Cell:
     """``line`` with what ``cell`` chose; as it is where that found nothing."""
     best = read_json(cell.folder(scale) / "best.json")
     return line if best is None else with_best(line, best, line.sampler.startswith("sghmc"))
+
+
+def say_how_long(kind: str, names: Sequence[str], scale: Scale) -> None:
+    """What is missing of the tables or figures, and how long it should take."""
+    if kind == "tables":
+        for title, _, cells in studies_of(names, scale):
+            missing(cells, scale, title)
+        return
+    for name in names:
+        if name in KSD_TESTS:
+            missing(ksd_test_cells(name, scale), scale, name)
+            continue
+        pairs = curve_cells(name, scale)
+        missing([cell for cell, _ in pairs], scale, f"{name}: its tuning")
+        missing([with_best(line, ANY, False) for _, line in pairs], scale, name)
+
+
+def _no_run(cells: Sequence[Cell], scale: Scale, what: str) -> list[Failure]:
+    return []
 
 
 if __name__ == "__main__":

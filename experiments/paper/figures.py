@@ -288,6 +288,6 @@ def _handle(look: Look, label: str) -> Line2D:
 
 def _mark(figure: Figure, note: str) -> None:
     if note:
-        figure.text(
-            0.5, 0.5, note, rotation=20, fontsize=13, color="#888888", alpha=0.35, ha="center"
-        )
+        text = note.replace(". ", ".\n")
+        look = {"fontsize": 18, "color": "#888888", "alpha": 0.35, "ha": "center", "va": "center"}
+        figure.text(0.5, 0.45, text, rotation=20, **look)

@@ -16,8 +16,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,10 +123,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run_cells(
-    cells: Sequence[Cell], scale: Scale, what: str, *, dry_run: bool = False
-) -> list[Failure]:
-    """Run what is missing of ``cells``; those that could not be finished.
+def missing(cells: Sequence[Cell], scale: Scale, what: str) -> tuple[list[Plan], list[float]]:
+    """Those of ``cells`` that are not done and the seconds of each, said to the person waiting.
 
     Parameters
     ----------
@@ -134,19 +133,32 @@ def run_cells(
     scale
         Sizes and places.
     what
-        The table or figure, for messages.
-    dry_run
-        Say how much it is, and do nothing.
+        The table or figure, for the message.
     """
     plans = planned(cells, scale)
-    estimate = [expected_s(plan) for plan in plans]
+    spent = _spent_s(set(cells) - {plan.cell for plan in plans}, scale)
+    estimate = [spent.get(replace(plan.cell, seed=0), expected_s(plan)) for plan in plans]
     done = len(cells) - len(plans)
     say(
         f"{what}: {len(cells)} runs, {done} of them done before"
         + (f"; the other {len(plans)} take about {duration(sum(estimate))}" if plans else "")
     )
-    if dry_run:
-        return []
+    return plans, estimate
+
+
+def _spent_s(done: Iterable[Cell], scale: Scale) -> dict[Cell, float]:
+    """Seconds that finished cells took; those of another seed should take as long."""
+    spent: dict[Cell, float] = {}
+    for cell in done:
+        seconds = (read_json(cell.folder(scale) / "provenance.json") or {}).get("seconds") or {}
+        if seconds.get("total"):
+            spent[replace(cell, seed=0)] = float(seconds["total"])
+    return spent
+
+
+def run_cells(cells: Sequence[Cell], scale: Scale, what: str) -> list[Failure]:
+    """Run what is missing of ``cells``, as :func:`missing`; those that could not be finished."""
+    plans, estimate = missing(cells, scale, what)
     failures, began, expected = [], time.monotonic(), 0.0
     for number, plan in enumerate(plans, start=1):
         note = f" ({plan.state.value}{': ' + plan.why if plan.why else ''})"
@@ -169,23 +181,25 @@ def run_cells(
 
 
 def _guarded(plan: Plan, scale: Scale) -> Failure | None:
+    """Run one cell, whatever happens; a chain without a usable draw is a result, and no failure."""
     folder = plan.cell.folder(scale)
     if plan.state is State.CHANGED:
         shutil.rmtree(folder)
+    failure = None
     try:
         run_one(plan)
     except Exception as error:
-        known = isinstance(error, MambaError)
-        reason = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
-        if is_finished(folder):
-            return None  # no usable draw or arm is a result: the table says so
-        code = error.exit_code if isinstance(error, MambaError) else 1
-        write_json(folder / FAILED, {"reason": reason, "exit_code": code})
-        return Failure(plan.cell, reason, code)
-    finally:
-        gc.collect()
-    (folder / FAILED).unlink(missing_ok=True)
-    return None
+        if not is_finished(folder):
+            known = isinstance(error, MambaError)
+            reason = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
+            code = error.exit_code if isinstance(error, MambaError) else 1
+            failure = Failure(plan.cell, reason, code)
+    gc.collect()
+    if failure is None:
+        (folder / FAILED).unlink(missing_ok=True)
+    else:
+        write_json(folder / FAILED, {"reason": failure.reason, "exit_code": failure.exit_code})
+    return failure
 
 
 def is_finished(folder: Path) -> bool:
