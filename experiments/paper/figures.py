@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.paper.cells import (
     ALL_DRAWS,
@@ -272,14 +273,22 @@ def write(name: str, rows: Sequence[Row], scale: Scale) -> list[str]:
 def _log_axes(axes: Axes, lows: Sequence[float], highs: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.grid(which="major")
+    _log_ticks(axes.xaxis, *axes.get_xlim())
     positive = [low for low in lows if low > 0]
     if not positive:
+        axes.set_yticks([])
         return
     axes.set_yscale("log", nonpositive="clip")
-    low, high = min(positive) / 2, 2 * max(highs)
-    axes.set_ylim(low, high)
-    if high > 10 * low:  # a power of ten is labelled, and is enough
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(min(positive) / 2, 2 * max(highs))
+    _log_ticks(axes.yaxis, *axes.get_ylim())
+
+
+def _log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Powers of ten; over less than two of them 1, 2 and 5 times each, as plain numbers."""
+    axis.set_minor_formatter(NullFormatter())
+    if high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _handle(look: Look, label: str) -> Line2D:

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from experiments.paper.cells import Cell, Scale, State
+from experiments.paper.cells import KSD_TESTS, Cell, Scale, State
 from mamba_cli.artifacts import read_json, write_json
-from mamba_cli.config import FixedSettings, GridSettings, RunSettings, settings_from
+from mamba_cli.config import FixedSettings, GridSettings, MambaSettings, RunSettings, settings_from
 from mamba_cli.console import Console, duration
 from mamba_cli.errors import ConfigError, MambaError, first_line
 from mamba_cli.run import opened
@@ -48,8 +48,11 @@ START_S = {"logreg": 5.0, "pmf": 12.0, "bnn": 20.0}
 """Seconds of a run before and after it samples: data, MAP, compilation."""
 
 
-SCORE_S = {"logreg": 3e-3, "pmf": 8e-3, "bnn": 2e-2}
-"""Seconds to score a draw of a curve: full gradients, or predictions for the test images."""
+GRADIENT_S = {"logreg": 3e-3, "pmf": 8e-3, "bnn": 0.15}
+"""Seconds to score a draw by its gradient over all rows."""
+
+PREDICTION_S = 0.02
+"""Seconds to score a draw by its predictions for the test images."""
 
 
 class Plan(NamedTuple):
@@ -90,12 +93,15 @@ def sampling_s(plan: Plan) -> float:
 
 
 def scoring_s(plan: Plan) -> float:
-    """Seconds for the points of a curve, which take full gradients or predictions each."""
-    evaluation = plan.settings.evaluation
-    if "evaluate" not in plan.settings.stages:
-        return 0.0
+    """Seconds for what a figure scores; what a table does is in ``OVERHEAD``."""
+    cell, evaluation, tuner = plan.cell, plan.settings.evaluation, plan.settings.tuner
+    gradient_s = GRADIENT_S[cell.model]
+    if cell.experiment in KSD_TESTS and isinstance(tuner, MambaSettings):
+        is_stochastic = "tuner.reward.gradients=stochastic" in cell.keys
+        arms = tuner.points(NUM_TRAIN[cell.model])
+        return 0.0 if is_stochastic else len(arms) * tuner.max_draws * gradient_s
     scored = evaluation.num_repeats * evaluation.curve_points * evaluation.max_draws
-    return scored * SCORE_S[plan.cell.model]
+    return scored * (gradient_s if evaluation.curve_metric == "ksd" else PREDICTION_S)
 
 
 def expected_s(plan: Plan) -> float:
