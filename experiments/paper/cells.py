@@ -93,6 +93,7 @@ class Scale(NamedTuple):
     sizes: Mapping[str, tuple[str, ...]] = {}  # overrides by model
     curve_sizes: tuple[str, ...] = ()
     ksd_test_sizes: tuple[str, ...] = ()
+    batch_test_sizes: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -167,6 +168,7 @@ def toy_scale(root: Path = Path("results/quick")) -> Scale:
         TOY,
         ("evaluation.num_repeats=2", "evaluation.curve_points=3", "evaluation.max_draws=4"),
         ("tuner.longest_arm_s=0.05",),
+        ("tuner.grid.batch_percent=[10,1]",),  # each size is a program to compile
         "QUICK=1: toy sizes, NOT the paper's. These numbers mean nothing.",
     )
 
@@ -219,6 +221,7 @@ class Cell:
             *scale.sizes.get(self.model, ()),
             *(scale.curve_sizes if self.experiment in CURVES else ()),
             *(scale.ksd_test_sizes if is_test else ()),
+            *(scale.batch_test_sizes if self.experiment == "KSD_test_batch_size" else ()),
             f"results_dir={scale.runs}",
             f"run_dir={self.folder(scale)}",
         ]
