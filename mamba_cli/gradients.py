@@ -53,8 +53,11 @@ STATISTICS_ROWS = 4096
 CHUNKS = (16, 32)
 """Positions whose full-data gradients share one pass over the rows."""
 
-MAX_SHARED_DIM = 1_000
-"""Largest dimension in which they do."""
+LONG_CHUNKS = (1, 4)
+"""The same of long positions, where the model evaluates several at once: more gain nothing."""
+
+MAX_SHORT_DIM = 1_000
+"""Largest dimension of a short position."""
 
 
 class EstimateFn(Protocol):
@@ -278,22 +281,31 @@ def over_all_rows(
     return sum_over_blocks(of_block, data)
 
 
+def chunk_sizes(model: Model) -> tuple[int, ...]:
+    """Numbers of positions that one pass over the rows takes together, smallest first.
+
+    Those of short positions share the reading of the rows. Long ones share little else than the
+    conversion of bytes, and need a model that can evaluate several at once.
+    """
+    if isinstance(model, HasFullLikelihood):
+        return (1,)
+    if model.dim <= MAX_SHORT_DIM:
+        return CHUNKS
+    return LONG_CHUNKS if isinstance(model, HasLogLikelihoods) else (1,)
+
+
 def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
     """A function from positions ``[m, dim]`` to the full-data gradients there, ``[m, dim]``.
 
-    In low dimension the data are read once per chunk of positions, in blocks of rows, so that
-    m gradients cost far less than m passes over memory. Two programs, for chunks of ``CHUNKS``
-    positions, serve every m: the last chunk is padded. Blocks are too small for XLA to
-    share them among cores, so each core is given a range of blocks in a thread of its own.
-
-    Above ``MAX_SHARED_DIM`` the arithmetic of one gradient outweighs the reading, and XLA shares
-    its products: positions are taken one by one, by one program without padding, in the memory
-    of one block of rows.
+    The data are read once per chunk of positions, in blocks of rows, so that m gradients cost
+    far less than m passes over memory. A program for each of the ``chunk_sizes`` serves every m:
+    the last chunk is padded. Blocks are too small for XLA to share them well among cores, so each
+    core is given a range of blocks in a thread of its own.
     """
-    if model.dim > MAX_SHARED_DIM or isinstance(model, HasFullLikelihood):
+    if isinstance(model, HasFullLikelihood):
         return _one_by_one(model)
-    one_by_one = jax.vmap(model.log_likelihood, in_axes=(0, None))
-    together = model.log_likelihoods if isinstance(model, HasLogLikelihoods) else one_by_one
+    sizes = chunk_sizes(model)
+    together = _log_likelihoods(model, sizes)
     likelihood_gradients = jax.grad(lambda positions, rows: jnp.sum(together(positions, rows)))
     prior_gradients = jax.vmap(jax.grad(model.log_prior))
     num_blocks = model.num_data // BLOCK_ROWS
@@ -323,15 +335,24 @@ def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
     def gradients(positions: Array | np.ndarray) -> np.ndarray:
         # In NumPy: a slice of a JAX array would be compiled for every new shape.
         on_host, results = np.asarray(positions, np.float32), []
-        for start in range(0, len(on_host), CHUNKS[-1]):
-            part = on_host[start : start + CHUNKS[-1]]
-            chunk = next(size for size in CHUNKS if size >= len(part))
+        for start in range(0, len(on_host), sizes[-1]):
+            part = on_host[start : start + sizes[-1]]
+            chunk = next(size for size in sizes if size >= len(part))
             padding = np.repeat(part[-1:], chunk - len(part), axis=0)
             padded = jnp.asarray(np.concatenate([part, padding]))
             results.append(of_chunk(padded)[: len(part)])
         return np.concatenate(results)
 
     return gradients
+
+
+def _log_likelihoods(model: Model, sizes: tuple[int, ...]) -> Callable[[Array, PyTree], Array]:
+    """Log likelihoods of rows at positions ``[m, dim]``, m one of ``sizes``; ``[m]``."""
+    if isinstance(model, HasLogLikelihoods):
+        return model.log_likelihoods
+    if sizes == (1,):
+        return lambda positions, rows: model.log_likelihood(positions[0], rows)
+    return jax.vmap(model.log_likelihood, in_axes=(0, None))
 
 
 def _one_by_one(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:

@@ -190,10 +190,23 @@ def test_full_gradients_use_the_likelihood_in_one_piece(num_positions: int) -> N
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_full_gradients_in_high_dimension_are_taken_one_by_one() -> None:
-    dim = gradients.MAX_SHARED_DIM + 7
-    model = gaussian_mean(num_data=1500, dim=dim)
-    positions = np.random.default_rng(4).normal(size=(3, dim)).astype(np.float32)
+@dataclass(frozen=True, eq=False)
+class SeveralAtOnce(GaussianMean):
+    """The likelihoods of several positions together; that of one is refused."""
+
+    def log_likelihoods(self, positions: Array, minibatch: Array) -> Array:
+        return jax.vmap(super().log_likelihood, in_axes=(0, None))(positions, minibatch)
+
+    def log_likelihood(self, position: Array, minibatch: Array) -> Array:
+        raise AssertionError("the likelihoods of several positions must be used")
+
+
+@pytest.mark.parametrize("kind", [GaussianMean, SeveralAtOnce])
+@pytest.mark.parametrize("num_positions", [1, 3, 9])
+def test_full_gradients_in_high_dimension(kind: type[GaussianMean], num_positions: int) -> None:
+    dim = gradients.MAX_SHORT_DIM + 7
+    model = kind(gaussian_mean(num_data=2500, dim=dim).data)
+    positions = np.random.default_rng(4).normal(size=(num_positions, dim)).astype(np.float32)
     found = gradients.full_gradients(model)(jnp.asarray(positions))
     assert_close(found, model.precision * (model.posterior_mean - positions), rtol=1e-5)
 

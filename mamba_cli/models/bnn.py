@@ -152,6 +152,21 @@ class BayesianNeuralNetwork:
         one_hot = jax.nn.one_hot(minibatch.labels, self.num_classes)
         return jnp.sum(logits * one_hot) - jnp.sum(jax.nn.logsumexp(logits, axis=-1))
 
+    def log_likelihoods(self, positions: Array, minibatch: LabelledImages) -> Array:
+        """``log_likelihood`` at each of ``positions`` ``[m, dim]``, ``[m]``.
+
+        The hidden weights of all positions side by side make one product with the images, which
+        are turned into numbers once.
+        """
+        p, count = jax.vmap(self.unravel)(positions), len(positions)
+        weights = jnp.moveaxis(p.hidden_weights, 0, 1).reshape(self.num_pixels, -1)
+        pre = _pixels(minibatch.images) @ weights + p.hidden_biases.ravel()
+        hidden = ACTIVATIONS[self.activation](pre.reshape(-1, count, self.num_hidden))
+        logits = jnp.einsum("nmh,mhk->nmk", hidden, p.output_weights) + p.output_biases
+        one_hot = jax.nn.one_hot(minibatch.labels, self.num_classes)[:, None]
+        normalisers = jax.nn.logsumexp(logits, axis=-1)
+        return jnp.sum(logits * one_hot, axis=(0, 2)) - jnp.sum(normalisers, axis=0)
+
     def centre_statistics(self, centre: Array, rows: LabelledImages) -> Backward:
         """Activations and residuals at the centre, of every row."""
         return self._backward(self.unravel(centre), rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mamba_cli.chain import Chain
 from mamba_cli.errors import NothingUsableError, first_line, is_out_of_memory
-from mamba_cli.gradients import CHUNKS
+from mamba_cli.gradients import chunk_sizes
 from mamba_cli.tuners.guards import Guards
 from mamba_cli.types import (
     AccumulatedReward,
@@ -129,7 +129,7 @@ class Scorer:
             else:
                 if self.reward.gradients == "full":
                     # One chunk of each size that so many draws, or a slow arm's, are cut to.
-                    for size in sorted({min(chunk, num_draws) for chunk in CHUNKS}):
+                    for size in sorted({min(size, num_draws) for size in chunk_sizes(bench.model)}):
                         bench.scores(np.repeat(bench.start[None], size, axis=0))
                 self.reward(self._draws(positions, -noise, jax.random.key(0)))
         except (MemoryError, jax.errors.JaxRuntimeError) as error:

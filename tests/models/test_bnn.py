@@ -10,6 +10,7 @@ import optax
 import pytest
 from numpy.typing import NDArray
 
+from mamba_cli import gradients
 from mamba_cli.data import mnist
 from mamba_cli.errors import ConfigError
 from mamba_cli.models import bnn
@@ -95,6 +96,23 @@ def reference_gradient(position: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def as_float32(position: NDArray[np.float64]) -> jax.Array:
     return jnp.asarray(position, jnp.float32)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "tanh", "relu", "sigmoid"])
+def test_log_likelihoods_of_several_positions(activation: str) -> None:
+    model = small_model(activation)
+    positions = np.stack([random_position(seed) for seed in range(3)])
+    expected = [reference_log_posterior(p, activation) + 0.5 * p @ p for p in positions]
+    found = model.log_likelihoods(as_float32(positions), model.data)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("num_positions", [1, 5])
+def test_full_gradients(model: BayesianNeuralNetwork, num_positions: int) -> None:
+    positions = np.stack([random_position(seed) for seed in range(num_positions)])
+    found = gradients.full_gradients(model)(as_float32(positions))
+    expected = np.stack([reference_gradient(position) for position in positions])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["softmax", "tanh", "relu", "sigmoid"])
