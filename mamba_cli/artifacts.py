@@ -1077,7 +1077,7 @@ def machine() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS"),
         "prng_implementation": str(_jax_setting("jax_default_prng_impl")),
         "threefry_partitionable": bool(_jax_setting("jax_threefry_partitionable")),
-        "threefry_partitionable_in_chains": False,  # see ChainProgram.compile
+        "threefry_partitionable_in_chains": True,  # see mamba_cli.threefry
         "x64": bool(_jax_setting("jax_enable_x64")),
     }
 

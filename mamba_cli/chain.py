@@ -38,6 +38,7 @@ from mamba_cli.compilation import compile_fully, compile_quickly
 from mamba_cli.gradients import GradientEstimator, num_rows
 from mamba_cli.minibatch import arrange
 from mamba_cli.noise import threefry
+from mamba_cli.threefry import unrolled
 from mamba_cli.types import (
     Arrangement,
     Array,
@@ -319,14 +320,11 @@ class ChainProgram:
         )
         data = (self.rows(), self._estimator.constants)
         compiled = compile_quickly if len(position) <= QUICK_MAX_DIM else compile_fully
-        # One device draws the noise: threefry's counters need not be partitionable over several,
-        # and without that its bits cost half (52,580 normals 199 against 332 us).
-        with jax.threefry_partitionable(False):
-            start = compiled(jax.jit(self._start_carry).lower(*arguments, *data))
-            carry = start(*arguments, *data)
-            run = jax.jit(self._advance_carry, donate_argnums=0)
-            traced = _traced(hyperparameters, 1)
-            self._start, self._run = start, compiled(run.lower(carry, *traced, *data))
+        start = compiled(jax.jit(self._start_carry).lower(*arguments, *data))
+        carry = start(*arguments, *data)
+        run = jax.jit(self._advance_carry, donate_argnums=0)
+        traced = _traced(hyperparameters, 1)
+        self._start, self._run = start, compiled(run.lower(carry, *traced, *data))
         carry, _ = jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
         before = clock()
         jax.block_until_ready(self.dispatch(carry, hyperparameters, 1))
@@ -449,7 +447,7 @@ class ChainProgram:
         self, key_data: Array, position: Array, step_size: Array, rows: PyTree, constants: PyTree
     ) -> Carry:
         # Steps use fold_in(key, 1), fold_in(key, 2), ...; 0 is left for the start.
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), 0)
+        key = jax.random.fold_in(unrolled(key_data), 0)
         key_scheme, key_batch, key_init = jax.random.split(key, 3)
         minibatch, scheme_state = self._minibatcher.select(
             key_batch, self._minibatcher.init(key_scheme), rows
@@ -481,7 +479,7 @@ class ChainProgram:
     ) -> tuple[Carry, PyTree]:
         kernel = self._kernel(constants)
         refresh = kernel.refresh
-        key = jax.random.wrap_key_data(carry.key_data)
+        key = unrolled(carry.key_data)
         last_step = carry.step + num_steps
 
         def going(loop: tuple[Carry, PyTree]) -> Array:

@@ -398,14 +398,13 @@ def test_sghmc_follows_the_equations_with_a_refresh_every_draw() -> None:
     state = program.start(KEY, ORIGIN, hyperparameters).carry.sampler
     step_size = jnp.float32(hyperparameters.step_size)
     assert kernel.refresh is not None
-    with jax.threefry_partitionable(False):  # as chains draw
-        for number in range(1, 8):
-            _, key_step, key_refresh = jax.random.split(jax.random.fold_in(KEY, number), 3)
-            if number % length == 1:
-                state = kernel.refresh(key_refresh, state, step_size)
-            state = kernel.step(key_step, state, MODEL.data, step_size)
-            chain = run(program, hyperparameters, number)
-            np.testing.assert_allclose(chain.position, state.position, rtol=1e-5, atol=1e-6)
+    for number in range(1, 8):
+        _, key_step, key_refresh = jax.random.split(jax.random.fold_in(KEY, number), 3)
+        if number % length == 1:
+            state = kernel.refresh(key_refresh, state, step_size)
+        state = kernel.step(key_step, state, MODEL.data, step_size)
+        chain = run(program, hyperparameters, number)
+        np.testing.assert_allclose(chain.position, state.position, rtol=1e-5, atol=1e-6)
 
 
 def test_several_steps_a_draw_are_for_samplers_that_refresh() -> None:
