@@ -3,7 +3,9 @@
     python -m experiments.reward_study.study [--targets ...] [--samplers ...] [--budgets ...]
 
 Every arm of a grid (14 step sizes a half decade apart from 10 times the largest stable one of SGLD
-downwards, times the batch sizes of the posterior) runs for the budget in seconds from the MAP. Its
+downwards, times the batch sizes of the posterior) runs from the MAP for the steps that the budget's
+seconds buy. What a step costs is measured once, before the first piece of a posterior and sampler,
+and kept in ``costs.csv``: with it, a study repeats itself whatever else the machine does. The
 true error and every reward of conf/reward are computed on the same chain. Each posterior, sampler,
 budget and seed is a piece, ``pieces/<...>.csv``, one row an arm; a piece that is there and has
 every reward is not made again, so that a study can be stopped and taken up.
@@ -68,6 +70,11 @@ INTEGRATION_STEPS = 5
 MAX_OUTER_DIM = 64
 """Up to here the covariance of all draws is summed."""
 
+NUM_COST_RUNS = 8
+COST_RUN_S = 0.05
+CALIBRATION_STEP_SIZE = 1e-12
+"""A chain that hardly moves costs the same as one that does."""
+
 SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sgnht", "badodab")
 BUDGETS_S = (0.05, 0.2, 1.0)
 MAX_DRAWS = 200
@@ -131,6 +138,22 @@ class Problem:
         )
         self.guards = Guards(start, self.axes, self.bench.log_densities)
 
+    def cost_s(self, batch_size: int) -> float:
+        """Seconds of a gradient step: the fastest of several runs, the least disturbed."""
+        program, _ = self.bench.program(batch_size)
+        length = INTEGRATION_STEPS if self.refreshes else 1
+        still = Hyperparameters(CALIBRATION_STEP_SIZE, batch_size, length)
+        chain = program.start(jax.random.key(0), self.bench.start, still)
+        guess_s = program.cost_per_step_s or COST_RUN_S
+        costs = []
+        for _ in range(NUM_COST_RUNS):
+            steps = length * max(1, round(COST_RUN_S / guess_s / length))
+            before = chain.elapsed_s
+            chain = advance(program, chain, Budget(steps=steps))
+            guess_s = (chain.elapsed_s - before) / steps
+            costs.append(guess_s)
+        return min(costs)
+
     def arms(self) -> list[Hyperparameters]:
         """The grid; the step sizes hang on the posterior's largest curvature."""
         factor = self.axes.factor
@@ -143,8 +166,13 @@ class Problem:
         )
         return [Hyperparameters(float(h), n, length) for n in sizes for h in steps]
 
-    def run(self, budget_s: float, seed: int, seconds: dict[str, float]) -> pd.DataFrame:
-        """Every arm, with its true error and every reward; adds to ``seconds`` of each reward."""
+    def run(
+        self, budget_s: float, seed: int, costs_s: dict[int, float], seconds: dict[str, float]
+    ) -> pd.DataFrame:
+        """Every arm, with its true error and every reward; adds to ``seconds`` of each reward.
+
+        ``costs_s`` has the seconds of a gradient step by batch size.
+        """
         arms = self.arms()
         self.bench.compile(arm.batch_size for arm in arms)
         key = jax.random.key(seed)
@@ -153,7 +181,11 @@ class Problem:
             program, _ = self.bench.program(arm.batch_size)
             arm_key = jax.random.fold_in(key, number)
             chain = program.start(arm_key, self.bench.start, arm)
-            chain = advance(program, chain, Budget(seconds=budget_s))
+            length = arm.num_integration_steps
+            draws = max(1, round(budget_s / costs_s[arm.batch_size] / length))
+            began = time.perf_counter()
+            chain = advance(program, chain, Budget(steps=draws * length))
+            seconds["chains"] = seconds.get("chains", 0.0) + time.perf_counter() - began
             rows.append({"arm": number, **arm._asdict()} | self.score(chain, arm_key, seconds))
         return pd.DataFrame(rows)
 
@@ -342,9 +374,10 @@ def make_pieces(
             console.message(f"{name} is left out: {error}")
             return made
         problem = Problem(name, target, sampler, rewards)
+        costs_s = costs_of(problem, arguments.out / "costs.csv")
         for path, (budget_s, seed) in missing.items():
             began, seconds = time.perf_counter(), dict[str, float]()
-            frame = problem.run(budget_s, seed, seconds)
+            frame = problem.run(budget_s, seed, costs_s, seconds)
             for column, value in (("target", name), ("sampler", sampler), ("seed", seed)):
                 frame[column] = value
             frame["budget_s"] = budget_s
@@ -353,6 +386,22 @@ def make_pieces(
             spent = ", ".join(f"{n} {s:.1f}" for n, s in sorted(seconds.items()))
             console.message(f"{path.name}: {time.perf_counter() - began:.0f} s (rewards: {spent})")
     return made
+
+
+def costs_of(problem: Problem, path: Path) -> dict[int, float]:
+    """Seconds of a gradient step by batch size; what is not in the file is measured and added."""
+    columns = ["target", "sampler", "batch_size", "cost_s"]
+    known = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
+    own = known[(known.target == problem.name) & (known.sampler == problem.sampler)]
+    costs = {int(n): float(s) for n, s in zip(own.batch_size, own.cost_s, strict=True)}
+    sizes = list(dict.fromkeys(arm.batch_size for arm in problem.arms()))
+    missing = [n for n in sizes if n not in costs]
+    if missing:
+        problem.bench.compile(missing)
+        costs |= {n: problem.cost_s(n) for n in missing}
+        added = [(problem.name, problem.sampler, n, costs[n]) for n in missing]
+        write(pd.DataFrame([*known.itertuples(index=False), *added], columns=columns), path)
+    return costs
 
 
 def report(pieces: Path, out: Path, names: list[str]) -> None:
