@@ -78,9 +78,15 @@ def load_target(target: str) -> Source:
     else:
         module = _imported(place, target)
     if not hasattr(module, name):
-        known = [key for key in vars(module) if not key.startswith("_")]
+        # What it imports is no model of its own.
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
         raise ConfigError(
-            f"model.target={target!r}: {place} has no {name}. It has {', '.join(known) or 'none'}."
+            f"model.target={target!r}: {place} has no {name}. It defines "
+            f"{', '.join(known) or 'no function'}."
         )
     return Source(getattr(module, name), target, getattr(module, "__file__", None))
 

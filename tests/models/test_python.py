@@ -250,6 +250,8 @@ def test_bad_data_of_a_file_are_a_data_error(written: Callable[..., str]) -> Non
         (None, "nonsense", r"model\.target='nonsense' is not allowed: it must be package\.module"),
         (None, "no_such_package.x:model", "cannot import no_such_package.x"),
         (None, "math:model", "math has no model"),
+        (None, "bisect:model", r"It defines no function\."),
+        (None, "json:model", r"It defines dump, dumps, ((?!JSON).)*\.$"),
     ],
 )
 def test_where_the_model_is_must_be_said_once(
