@@ -19,6 +19,7 @@ from experiments.benchmarks import (
     scaling,
     tuning,
 )
+from experiments.benchmarks.published import COLUMNS, KEYS
 
 
 def columns(path: Path) -> list[dict[str, str]]:
@@ -56,6 +57,34 @@ def test_chains_and_discrepancies_are_measured_and_reported(
     report.main(out)
     text = (tmp_path / "report.md").read_text()
     assert "| logreg | sgld | 200 | without_replacement |" in text
+
+
+def test_what_was_not_measured_is_not_reported_as_met(tmp_path: Path) -> None:
+    row = {
+        "model": "logreg", "sampler": "sgld", "batch_size": 1000, "kind": "without_replacement",
+        "num_data": 1_000_000, "num_integration_steps": 1, "draws_per_s": 10.0,
+        "floor_draws_per_s": 1000.0, "compile_s": 1.0,
+    }  # fmt: skip
+    cells.Table(tmp_path / "chain.csv", chain.KEYS, chain.COLUMNS).add(**row)
+    report.main(["--out", str(tmp_path)])
+    text = (tmp_path / "report.md").read_text()
+    assert "every measured cell is faster" not in text
+    # Without a cell of few rows nothing is known of its share.
+    far = [line for line in text.splitlines() if "without_replacement | 100 |" in line]
+    assert len(far) == 1
+    assert "%" not in far[0]
+    published = {
+        "model": "logreg", "sampler": "sgld", "num_data": 1_000_000, "draws_per_s": 5.0,
+        "versions": "x",
+    }  # fmt: skip
+    table = cells.Table(tmp_path / "published.csv", KEYS, COLUMNS)
+    table.add(**published, batch_size=1000)
+    table.add(**published, batch_size=10_000)
+    report.main(["--out", str(tmp_path)])
+    slower = (tmp_path / "report.md").read_text().partition("slower than the published")[2]
+    rows = [line for line in slower.partition("##")[0].splitlines() if "| logreg |" in line]
+    # The cell of ours that is missing is listed, the faster one is not.
+    assert [line.split("|")[3].strip() for line in rows] == ["10,000"]
 
 
 def test_the_ksd_row_by_row_is_the_ksd() -> None:
