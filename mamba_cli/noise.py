@@ -8,14 +8,12 @@ whatever is chosen here; a kernel gets the step's key, and draws from it with ``
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import random as extended_random
 
+from mamba_cli.threefry import generator
 from mamba_cli.types import Array
 
 
@@ -31,7 +29,9 @@ def counter_hash(rng_key: Array) -> Array:
     :func:`threefry`; within a step the bits are a keyed hash of 0, 1, ..., which is no
     cryptographic function. For noise only: no key is to be split off it.
     """
-    return jax.random.wrap_key_data(jax.random.key_data(rng_key), impl=_implementation())
+    return jax.random.wrap_key_data(
+        jax.random.key_data(rng_key), impl=generator("counter_hash", "ch", _words)
+    )
 
 
 def hashed_bits(key_data: Array, size: int) -> Array:
@@ -49,32 +49,5 @@ def hashed_bits(key_data: Array, size: int) -> Array:
     return x ^ (x >> 14)
 
 
-@lru_cache(maxsize=1)
-def _implementation() -> Hashable:
-    """The generator as JAX wants it; made at first use, since JAX registers its name."""
-
-    def random_bits(key_data: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
-        if bit_width != 32:
-            raise NotImplementedError(f"counter_hash draws words of 32 bits, not of {bit_width}")
-        return hashed_bits(key_data, math.prod(shape)).reshape(shape)
-
-    def seed(value: Array) -> Array:
-        return jax.random.key_data(jax.random.key(value))
-
-    def split(key_data: Array, shape: tuple[int, ...]) -> Array:
-        keys = jax.random.split(jax.random.wrap_key_data(key_data, impl="threefry2x32"), shape)
-        return jax.random.key_data(keys)
-
-    def fold_in(key_data: Array, value: int) -> Array:
-        key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
-        return jax.random.key_data(jax.random.fold_in(key, value))
-
-    return extended_random.define_prng_impl(
-        key_shape=(2,),
-        seed=seed,
-        split=split,
-        random_bits=random_bits,
-        fold_in=fold_in,
-        name="counter_hash",
-        tag="ch",
-    )
+def _words(key_data: Array, shape: tuple[int, ...]) -> Array:
+    return hashed_bits(key_data, math.prod(shape)).reshape(shape)

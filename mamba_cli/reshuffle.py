@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from mamba_cli.errors import ConfigError
 from mamba_cli.minibatch import gather, random_indices, without_replacement
+from mamba_cli.threefry import unrolled
 from mamba_cli.types import (
     Arrangement,
     Array,
@@ -117,7 +118,7 @@ def reshuffle(num_data: int, batch_size: int, *, order_seed: int = 0) -> Minibat
     windows, width, batches, num_windows, even = cut(num_data, batch_size)
 
     def epoch_of(key_data: Array, epoch: Array) -> ReshuffleState:
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), epoch)
+        key = jax.random.fold_in(unrolled(key_data), epoch)
         key_cut, key_order = jax.random.split(key)
         first = jnp.int32(0) if even else jax.random.randint(key_cut, (), 0, num_data)
         order = random_indices(key_order, num_windows, num_windows)

@@ -9,8 +9,8 @@ same key gives in JAX with ``jax_threefry_partitionable``, its default.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from functools import lru_cache
+from collections.abc import Callable, Hashable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ PARITY = np.uint32(0x1BD11BDA)
 
 def unrolled(key_data: Array) -> Array:
     """The key with these words ``[2]`` uint32, for ``jax.random``."""
-    return jax.random.wrap_key_data(key_data, impl=_implementation())
+    return jax.random.wrap_key_data(key_data, impl=generator("threefry_unrolled", "fu", _words))
 
 
 def threefry2x32(key_data: Array, high: Array, low: Array) -> tuple[Array, Array]:
@@ -58,9 +58,7 @@ def _once(words: Array) -> Array:
     return lax.optimization_barrier(words)
 
 
-def _random_bits(key_data: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
-    if bit_width != 32:
-        raise NotImplementedError(f"unrolled threefry draws words of 32 bits, not of {bit_width}")
+def _words(key_data: Array, shape: tuple[int, ...]) -> Array:
     first, second = threefry2x32(key_data, *_counters(shape))
     return _once(first ^ second)
 
@@ -78,15 +76,24 @@ def _seed(value: Array) -> Array:
     return jax.random.key_data(jax.random.key(value, impl="threefry2x32"))
 
 
-@lru_cache(maxsize=1)
-def _implementation() -> Hashable:
-    """The generator as JAX wants it; made at first use, since JAX registers its name."""
+@cache
+def generator(name: str, tag: str, words: Callable[[Array, tuple[int, ...]], Array]) -> Hashable:
+    """A generator whose keys are threefry's, and whose bits are ``words(key_data, shape)``.
+
+    Made at first use, since JAX registers its name.
+    """
+
+    def random_bits(key_data: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+        if bit_width != 32:
+            raise NotImplementedError(f"{name} draws words of 32 bits, not of {bit_width}")
+        return words(key_data, shape)
+
     return extended_random.define_prng_impl(
         key_shape=(2,),
         seed=_seed,
         split=_split,
-        random_bits=_random_bits,
+        random_bits=random_bits,
         fold_in=_fold_in,
-        name="threefry_unrolled",
-        tag="fu",
+        name=name,
+        tag=tag,
     )

@@ -27,6 +27,7 @@ from jax import lax
 
 from mamba_cli.gradients import available_cores
 from mamba_cli.noise import counter_hash, threefry
+from mamba_cli.threefry import unrolled
 from mamba_cli.types import Array, PyTree
 
 STREAM_BYTES = (1_000_000, 4_000_000, 40_000_000, 400_000_000)
@@ -125,8 +126,8 @@ def _normals_per_s(
 
         return lax.fori_loop(0, num_times, add, jnp.zeros(size))
 
-    with jax.threefry_partitionable(False):  # as chains draw it
-        return size * num_times / best_s(lambda: run(jax.random.key(0)), 5)
+    key = unrolled(jax.random.key_data(jax.random.key(0)))  # as chains have it
+    return size * num_times / best_s(lambda: run(key), 5)
 
 
 def copy_s(rows: PyTree, num_copied: int, repeats: int = 10) -> float:
