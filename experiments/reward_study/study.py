@@ -49,6 +49,7 @@ from mamba_cli.console import Console
 from mamba_cli.curvature import whitening_at
 from mamba_cli.errors import NothingUsableError
 from mamba_cli.map_estimate import AdamPhase, MapSettings, find_map
+from mamba_cli.pacing import Calibrated
 from mamba_cli.tuners.guards import Guards, principal_axes
 from mamba_cli.tuners.scoring import failure, is_constant
 from mamba_cli.types import (
@@ -69,11 +70,6 @@ LARGEST_STEP = 40.0
 INTEGRATION_STEPS = 5
 MAX_OUTER_DIM = 64
 """Up to here the covariance of all draws is summed."""
-
-NUM_COST_RUNS = 8
-COST_RUN_S = 0.05
-CALIBRATION_STEP_SIZE = 1e-12
-"""A chain that hardly moves costs the same as one that does."""
 
 SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sgnht", "badodab")
 BUDGETS_S = (0.05, 0.2, 1.0)
@@ -137,22 +133,6 @@ class Problem:
             block_features=Features(model.dim, rewards),
         )
         self.guards = Guards(start, self.axes, self.bench.log_densities)
-
-    def cost_s(self, batch_size: int) -> float:
-        """Seconds of a gradient step: the fastest of several runs, the least disturbed."""
-        program, _ = self.bench.program(batch_size)
-        length = INTEGRATION_STEPS if self.refreshes else 1
-        still = Hyperparameters(CALIBRATION_STEP_SIZE, batch_size, length)
-        chain = program.start(jax.random.key(0), self.bench.start, still)
-        guess_s = program.cost_per_step_s or COST_RUN_S
-        costs = []
-        for _ in range(NUM_COST_RUNS):
-            steps = length * max(1, round(COST_RUN_S / guess_s / length))
-            before = chain.elapsed_s
-            chain = advance(program, chain, Budget(steps=steps))
-            guess_s = (chain.elapsed_s - before) / steps
-            costs.append(guess_s)
-        return min(costs)
 
     def arms(self) -> list[Hyperparameters]:
         """The grid; the step sizes hang on the posterior's largest curvature."""
@@ -394,11 +374,12 @@ def costs_of(problem: Problem, path: Path) -> dict[int, float]:
     known = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
     own = known[(known.target == problem.name) & (known.sampler == problem.sampler)]
     costs = {int(n): float(s) for n, s in zip(own.batch_size, own.cost_s, strict=True)}
-    sizes = list(dict.fromkeys(arm.batch_size for arm in problem.arms()))
-    missing = [n for n in sizes if n not in costs]
+    missing = {arm.batch_size: arm for arm in problem.arms() if arm.batch_size not in costs}
     if missing:
-        problem.bench.compile(missing)
-        costs |= {n: problem.cost_s(n) for n in missing}
+        bench, pace = problem.bench, Calibrated()
+        bench.compile(missing)
+        for n, arm in missing.items():
+            costs[n] = pace.cost_s(bench.program(n)[0], arm, bench.start, bench.clock)
         added = [(problem.name, problem.sampler, n, costs[n]) for n in missing]
         write(pd.DataFrame([*known.itertuples(index=False), *added], columns=columns), path)
     return costs
