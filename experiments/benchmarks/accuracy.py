@@ -209,9 +209,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         panel.grid(alpha=0.2)
     panels[0].set_ylabel("relative error of the posterior sds, %")
     panels[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    cells.save(figure, path)
 
 
 def main(words: Sequence[str] | None = None) -> None:

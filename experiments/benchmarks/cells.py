@@ -153,3 +153,10 @@ def pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture, and forget it."""
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot().close(figure)

@@ -284,9 +284,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         panel.grid(axis="y", alpha=0.3)
     bars = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{number}") for number in range(len(kinds))]
     panels[0, 0].legend(bars, kinds, fontsize=8, ncols=len(kinds))
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    cells.save(figure, path)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -193,9 +193,7 @@ def draw(table: Table, path: Path) -> None:
     labels = [f"{int(m):,} x {int(dim):,}" for m, dim in sizes]
     panel.set_xticks([place + 0.4 for place in range(len(sizes))], labels)
     panel.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    cells.save(figure, path)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -122,9 +122,7 @@ def draw(chain: Table, discrepancy: Table, path: Path) -> None:
     for panel in (left, middle, right):
         panel.set_ylim(bottom=panel.get_ylim()[0] / 2, top=panel.get_ylim()[1] * 2)
         panel.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    cells.save(figure, path)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -107,9 +107,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         loc="upper center",
         bbox_to_anchor=(0.4, -0.5 / len(rows) - 0.2),
     )
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    cells.save(figure, path)
 
 
 def main(words: Sequence[str] | None = None) -> None:
