@@ -27,6 +27,7 @@ from experiments.paper.cells import (
 )
 from experiments.paper.schedule import is_finished, reason_of
 from experiments.paper.tables import SAMPLER_NAMES, TUNER_NAMES
+from mamba_cli import artifacts
 from mamba_cli.artifacts import atomic_write, read_table, read_tuning, write_table
 
 STYLE = {
@@ -74,19 +75,7 @@ TEST_NAMES = {
 }
 MODEL_NAMES = {"logreg": "Logistic regression", "pmf": "PMF", "bnn": "Neural network"}
 
-CURVE_COLUMNS = (
-    "sampler",
-    "tuner",
-    "repeat",
-    "point",
-    "elapsed_s",
-    "num_samples",
-    "num_scored",
-    "metric",
-    "value",
-    "status",
-    "reason",
-)
+CURVE_COLUMNS = ("sampler", "tuner", "repeat", "point", *artifacts.CURVE_COLUMNS[1:])
 TEST_COLUMNS = (
     "model",
     "line",

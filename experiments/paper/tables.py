@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scipy import stats
 
@@ -240,12 +240,18 @@ def write(label: str, scale: Scale) -> list[str]:
     write_table(folder / f"{label}.csv", header, table)
     text = markdown(label, scale, header, rows, found)
     atomic_write(folder / f"{label}.md", text.encode())
-    return [
-        f"{SAMPLER_NAMES[sampler]}, {TUNER_NAMES[tuner]}: {summary.note}"
-        for sampler, tuner, note in dict.fromkeys((s, t, f.note) for (s, t, _), f in found.items())
-        if note
-        for summary in [Summary((), 0, note)]
-    ]
+    return lacking(found)
+
+
+def lacking(found: Mapping[Place, Summary]) -> list[str]:
+    """What a table has no number of, and why, each once."""
+    return list(
+        dict.fromkeys(
+            f"{SAMPLER_NAMES[sampler]}, {TUNER_NAMES[tuner]}: {summary.note}"
+            for (sampler, tuner, _), summary in found.items()
+            if summary.note
+        )
+    )
 
 
 def laid_out(label: str, found: Mapping[Place, Summary]) -> tuple[list[str], list[list[str]]]:
@@ -318,20 +324,10 @@ def markdown(
     if label in _hyperparameter_tables():
         notes = [f"What each of {repeats} runs chose, where they differ. h is the paper's."]
     lines += ["", " ".join(notes)]
-    why = dict.fromkeys(
-        f"{names[sampler]}, {names[tuner]}: {summary.note}"
-        for (sampler, tuner, _), summary in found.items()
-        if summary.note
-    )
+    why = lacking(found)
     lines += ["", *(f"* {reason}" for reason in why)] if why else []
     return "\n".join(lines) + "\n"
 
 
 def _hyperparameter_tables() -> list[str]:
     return [study.tables[1] for study in STUDIES.values()]
-
-
-def written_for(label: str, scale: Scale) -> Mapping[str, Any]:
-    """Where the files of a table are."""
-    folder = scale.root / "tables"
-    return {suffix: folder / f"{label}{suffix}" for suffix in (".csv", "_long.csv", ".md")}
