@@ -73,7 +73,11 @@ def without_replacement(num_data: int, batch_size: int) -> Minibatcher:
 
 def with_replacement(num_data: int, batch_size: int) -> Minibatcher:
     """``batch_size`` independent uniform rows, as the paper's published code drew them."""
-    return _by_index(lambda rng_key: jax.random.randint(rng_key, (batch_size,), 0, num_data))
+
+    def draw_indices(rng_key: Array) -> Array:
+        return jax.random.randint(rng_key, (batch_size,), 0, num_data, jnp.int32)
+
+    return _by_index(draw_indices)
 
 
 def _by_index(draw_indices: Callable[[Array], Array]) -> Minibatcher:

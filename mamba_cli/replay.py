@@ -44,6 +44,7 @@ _MADE_BY = (
     "xla_flags",
     "prng_implementation",
     "threefry_partitionable",
+    "threefry_partitionable_in_chains",
     "x64",
     "git",
     "data_digests",

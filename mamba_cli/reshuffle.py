@@ -120,7 +120,7 @@ def reshuffle(num_data: int, batch_size: int, *, order_seed: int = 0) -> Minibat
     def epoch_of(key_data: Array, epoch: Array) -> ReshuffleState:
         key = jax.random.fold_in(unrolled(key_data), epoch)
         key_cut, key_order = jax.random.split(key)
-        first = jnp.int32(0) if even else jax.random.randint(key_cut, (), 0, num_data)
+        first = jnp.int32(0) if even else jax.random.randint(key_cut, (), 0, num_data, jnp.int32)
         order = random_indices(key_order, num_windows, num_windows)
         return ReshuffleState(key_data, epoch, jnp.int32(0), first, order)
 

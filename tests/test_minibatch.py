@@ -15,6 +15,7 @@ from jax.extend import core as jax_core
 from scipy import stats
 
 from mamba_cli import minibatch
+from mamba_cli.threefry import unrolled
 from mamba_cli.types import Array, Minibatcher
 
 # Every chi-square test here is seeded and rejects below this probability.
@@ -363,3 +364,17 @@ def test_leaves_of_a_minibatch_belong_together(scheme: Callable[..., Minibatcher
 def test_a_minibatch_larger_than_the_data_is_a_mistake_of_ours(batch_size: int) -> None:
     with pytest.raises(AssertionError):
         minibatch.without_replacement(50, batch_size)
+
+
+def test_rows_are_the_same_in_double_precision() -> None:
+    """A chain's keys make words of 32 bits, whatever JAX's default width is."""
+    key = unrolled(jax.random.key_data(jax.random.key(0)))
+
+    def selected() -> np.ndarray:
+        scheme = minibatch.with_replacement(100, 7)
+        selection, _ = scheme.select(key, scheme.init(key), jnp.arange(100, dtype=jnp.int32))
+        return np.asarray(selection.indices)
+
+    single = selected()
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(selected(), single)

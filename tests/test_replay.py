@@ -133,6 +133,15 @@ def test_another_version_is_said_whether_or_not_the_bits_are_the_same(tmp_path: 
     assert lines[1:] == ["made otherwise: versions.jax: there 0.1, here 0.2"]
 
 
+def test_another_way_to_draw_bits_is_said(tmp_path: Path) -> None:
+    for name, used in (("there", False), ("here", True)):
+        artifacts.write_json(
+            tmp_path / name / "provenance.json", {"threefry_partitionable_in_chains": used}
+        )
+    _, lines = replay.verdict(tmp_path / "there", tmp_path / "here")
+    assert lines[1:] == ["made otherwise: threefry_partitionable_in_chains: there False, here True"]
+
+
 def test_only_folders_may_be_given_with_replay(composed: Composed, tmp_path: Path) -> None:
     given = [f"replay={tmp_path}", "seed=3"]
     with pytest.raises(ConfigError, match=r"seed cannot be given with replay=.*run_dir, results"):
