@@ -111,8 +111,11 @@ def test_a_winner_that_diverges_from_the_map_is_dropped_for_the_next_best() -> N
         patch.setattr(grid, "advance", failing)
         tuning = tune(bench, ARMS, check_from_map=True)
         unchecked = tune(bench, ARMS)
+    # Which of the other two is next is up to their draws; those of the check come after.
+    first, second, _ = np.argsort([record.reward for record in unchecked.records])
+    assert first == 1
     assert tuning.winner is not None
-    assert tuning.winner.arm == 2
+    assert tuning.winner.arm == second
     dropped = tuning.records[1]
     assert dropped.status == "diverged"
     assert dropped.reason.endswith("but from the MAP: position not finite at step 7")
