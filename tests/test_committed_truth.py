@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from scipy import sparse
 
 from mamba_cli import artifacts
 from mamba_cli.data import movielens
@@ -45,9 +46,10 @@ class Gibbs:
         self.rng = np.random.default_rng(seed)
         self.mean = float(np.mean(data.train.ratings, dtype=np.float64))
         shape = (data.num_users, data.num_items)
-        self.rated, self.ratings = np.zeros(shape), np.zeros(shape)
-        self.rated[data.train.users, data.train.items] = 1.0
-        self.ratings[data.train.users, data.train.items] = data.train.ratings - self.mean
+        place = (data.train.users, data.train.items)
+        # One pair in twenty is rated.
+        self.rated = sparse.csr_array((np.ones(len(place[0])), place), shape)
+        self.ratings = sparse.csr_array((data.train.ratings - self.mean, place), shape)
         self.users = 0.1 * self.rng.standard_normal((data.num_users, LATENT_DIM))
         self.items = 0.1 * self.rng.standard_normal((data.num_items, LATENT_DIM))
 
@@ -65,14 +67,16 @@ class Gibbs:
     def rows(
         self,
         others: np.ndarray,
-        rated: np.ndarray,
-        ratings: np.ndarray,
+        rated: sparse.csr_array,
+        ratings: sparse.csr_array,
         mean: np.ndarray,
         precision: np.ndarray,
     ) -> np.ndarray:
         """Each row N(P^-1 b, P^-1): P = diag(lambda) + alpha sum x x^T, b = lambda mu + ..."""
-        outer = (others[:, :, None] * others[:, None]).reshape(len(others), -1)
-        matrices = ALPHA * (rated @ outer).reshape(-1, LATENT_DIM, LATENT_DIM)
+        # The lower triangles: np.linalg.cholesky reads nothing else.
+        row, column = np.tril_indices(LATENT_DIM)
+        matrices = np.zeros((rated.shape[0], LATENT_DIM, LATENT_DIM))
+        matrices[:, row, column] = ALPHA * (rated @ (others[:, row] * others[:, column]))
         matrices[:, np.arange(LATENT_DIM), np.arange(LATENT_DIM)] += precision
         vectors = ALPHA * (ratings @ others) + precision * mean
         factors = np.linalg.cholesky(matrices)
@@ -86,7 +90,7 @@ class Gibbs:
         self.users = self.rows(self.items, self.rated, self.ratings, users_mean, users_precision)
         items_mean, items_precision = self.hyperparameters(self.items)
         self.items = self.rows(
-            self.users, self.rated.T, self.ratings.T, items_mean, items_precision
+            self.users, self.rated.T.tocsr(), self.ratings.T.tocsr(), items_mean, items_precision
         )
         test = fold().test
         users, items = self.users[test.users], self.items[test.items]
