@@ -20,10 +20,11 @@ by row before anything is summed:
 
     U(z) = -sum_i [l_i(m + A z) - l_i(m)] - [log p(m + A z) - log p(m)].
 
-One pass over the data gives value and gradient, for all chains: the rows come in blocks that stay
-in the cache while one chain after the other uses them. Where a model has its likelihood of all rows
-in one piece, that is taken instead, and every chain moves in a thread of its own: none waits for
-another's longer trajectory.
+One pass over the data gives value and gradient, for a group of chains: the rows come in blocks that
+stay in the cache while one chain after the other uses them. Groups move in threads of their own,
+one to a core, since a pass keeps one core busy. Where a model has its likelihood of all rows in one
+piece, that is taken instead, and every chain is a group: none waits for another's longer
+trajectory.
 
 Coordinates of a model with symmetries (matrix factorisation: sign and order of the latent
 dimensions) differ between chains that agree on everything the data can tell. There R-hat and ESS
@@ -44,8 +45,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +103,8 @@ DIAGNOSED_TOGETHER = 2048
 SILENT = SilentReporter()
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def _require(name: str, value: object, allowed: bool, what: str) -> None:
@@ -558,7 +562,8 @@ def sample(
         The posterior, the centre of the coordinates, and what is asked.
     checkpoint_dir
         Where blocks are saved; ``None`` saves nothing. A run that finds its own blocks there goes
-        on after the last, and its draws are those of a run without interruption, bit for bit.
+        on after the last, and on as many threads its draws are those of a run without
+        interruption, bit for bit.
     question
         The digest that a checkpoint must carry to be taken up.
     reporter, clock
@@ -798,14 +803,13 @@ def _compile(
 
     # Also tells NumPyro's kernel how long the warm-up is, which it keeps outside the state.
     state_like = jax.eval_shape(init, keys, starts, jnp.ones(len(keys)), target)
-    one_by_one = isinstance(model, HasFullLikelihood)
 
     @jax.jit
     def advance(state: PyTree, target: Target, num_steps: Array) -> tuple[PyTree, _Block]:
         def of_chain(state: PyTree) -> PyTree:
             return sample_kernel(state, model_args=(target,))
 
-        step_chains = of_chain if one_by_one else jax.vmap(of_chain)
+        step_chains = of_chain if state.potential_energy.ndim == 0 else jax.vmap(of_chain)
 
         def step(index: Array, carry: tuple[PyTree, _Block]) -> tuple[PyTree, _Block]:
             state, block = carry
@@ -828,35 +832,71 @@ def _compile(
         return lax.fori_loop(0, num_steps, step, (state, block))
 
     limit = jnp.zeros((), jnp.int32)
-    like = jax.tree.map(_of_one_chain, state_like) if one_by_one else state_like
-    compiled = advance.lower(like, target, limit).compile()
-    return _Programs(init, partial(_in_threads, compiled) if one_by_one else compiled, state_like)
+    groups = chain_groups(model, settings.num_chains)
+    compiled = {}
+    for group in groups:
+        like = jax.eval_shape(partial(_of_group, group=group), state_like)
+        if len(group) not in compiled:
+            compiled[len(group)] = advance.lower(like, target, limit).compile()
+    return _Programs(init, partial(_in_groups, compiled, groups), state_like)
 
 
-def _of_one_chain(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+def chain_groups(model: Model, num_chains: int) -> tuple[range, ...]:
+    """Which chains move together, reading the rows once for all of them; one thread a group.
+
+    As many groups as the process has threads, of sizes that differ by one at most. Chains of a
+    likelihood of all rows in one piece share no pass: each is a group. An accelerator takes all
+    chains at once.
+    """
+    if isinstance(model, HasFullLikelihood):
+        num_groups = num_chains
+    elif jax.default_backend() == "cpu":
+        num_groups = min(num_chains, cpu_threads())
+    else:
+        num_groups = 1
+    ends = [number * num_chains // num_groups for number in range(num_groups + 1)]
+    return tuple(range(*pair) for pair in pairwise(ends))
 
 
-def _in_threads(
-    advance: Callable[[PyTree, Target, Array], tuple[PyTree, _Block]],
+def in_threads(function: Callable[[range], T], groups: Sequence[range]) -> list[T]:
+    """``function`` of every group, as many at a time as the process has threads."""
+    with ThreadPoolExecutor(min(len(groups), cpu_threads())) as pool:
+        return list(pool.map(function, groups))
+
+
+def _of_group(state: PyTree, group: range) -> PyTree:
+    """The state of the chains of a group; that of one chain has no leading axis."""
+    which = group.start if len(group) == 1 else slice(group.start, group.stop)
+    return jax.tree.map(lambda leaf: leaf[which], state)
+
+
+def _in_groups(
+    advance: Mapping[int, Callable[[PyTree, Target, Array], tuple[PyTree, _Block]]],
+    groups: Sequence[range],
     state: PyTree,
     target: Target,
     num_steps: Array,
 ) -> tuple[PyTree, _Block]:
-    """Advance every chain in a thread of its own, as many at a time as there are cores."""
-    num_chains = len(state.potential_energy)
+    """Advance all chains; ``advance`` has the program of each size of a group."""
 
-    def of_chain(index: int) -> tuple[PyTree, _Block]:
-        own = jax.tree.map(lambda leaf: leaf[index], state)
-        return jax.block_until_ready(advance(own, target, num_steps))
+    def of_group(group: range) -> tuple[PyTree, _Block]:
+        own = _of_group(state, group)
+        return jax.block_until_ready(advance[len(group)](own, target, num_steps))
 
-    with ThreadPoolExecutor(min(num_chains, cpu_threads())) as pool:
-        states, blocks = zip(*pool.map(of_chain, range(num_chains)), strict=True)
-    z = jnp.stack([block.z for block in blocks], axis=1)
-    potentials = jnp.stack([block.potentials for block in blocks], axis=1)
+    states, blocks = zip(*in_threads(of_group, groups), strict=True)
+
+    def together(leaves: Sequence[Array], axis: int) -> Array:
+        apart = [
+            jnp.expand_dims(leaf, axis) if len(group) == 1 else leaf
+            for leaf, group in zip(leaves, groups, strict=True)
+        ]
+        return jnp.concatenate(apart, axis)
+
+    z = together([block.z for block in blocks], 1)
+    potentials = together([block.potentials for block in blocks], 1)
     sums = [sum(leaves) for leaves in zip(*(block[2:] for block in blocks), strict=True)]
-    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    return together, _Block(z, potentials, *sums)
+    joined = jax.tree.map(lambda *leaves: together(leaves, 0), *states)
+    return joined, _Block(z, potentials, *sums)
 
 
 def _strongly_typed(leaf: Array) -> Array:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -824,6 +824,41 @@ def test_a_likelihood_in_one_piece_is_sampled_chain_by_chain() -> None:
     assert np.all(np.abs(samples.mean - mean) < 4.5 * error_of_mean)
     assert np.all(np.abs(samples.std - std) < 4.5 * error_of_std)
     assert np.all(error_of_mean < 0.1 * std), "too few effective draws to see anything"
+
+
+def test_groups_of_any_size_come_back_in_their_places() -> None:
+    """Steps that add 1 to each chain's place: of one chain without an axis for chains."""
+
+    class State(NamedTuple):
+        z: jax.Array
+
+    def advance(state: State, target: Any, num_steps: Any) -> tuple[State, ground_truth._Block]:
+        steps = jnp.arange(num_steps, dtype=jnp.float32)
+        z = steps.reshape(-1, *[1] * state.z.ndim) + state.z
+        one = jnp.ones((), jnp.int32) * (1 if state.z.ndim == 1 else len(state.z))
+        block = ground_truth._Block(z, 10 * z[..., 0], jnp.ones(2), one, 1.0 * one, 2 * one)
+        return State(z[-1] + 1), block
+
+    places = jnp.asarray([[100.0, 101], [200, 201], [300, 301], [400, 401]])
+    groups = (range(1), range(1, 3), range(3, 4))
+    state, block = ground_truth._in_groups(
+        {1: advance, 2: advance}, groups, State(places), None, jnp.int32(3)
+    )
+    np.testing.assert_array_equal(state.z, places + 3)
+    np.testing.assert_array_equal(block.z, np.stack([places, places + 1, places + 2]))
+    np.testing.assert_array_equal(block.potentials, 10 * block.z[..., 0])
+    np.testing.assert_array_equal(block.squared_gradients, [3, 3])
+    assert (int(block.num_leapfrogs), float(block.sum_accept)) == (4, 4.0)
+    assert int(block.num_divergences) == 8
+
+
+def test_groups_share_the_chains_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground_truth, "cpu_threads", lambda: 3)
+    groups = ground_truth.chain_groups(LINEAR, 8)
+    assert groups == (range(2), range(2, 5), range(5, 8))
+    assert ground_truth.chain_groups(LINEAR, 2) == (range(1), range(1, 2))
+    one_piece = _InOnePiece(LINEAR.data[:40], 2)
+    assert [len(group) for group in ground_truth.chain_groups(one_piece, 8)] == [1] * 8
 
 
 SCALES = np.asarray([0.01, 100.0])
