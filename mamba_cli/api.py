@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from mamba_cli.chain import Budget, Chain, advance
 from mamba_cli.config import build, did_you_mean, group_options
 from mamba_cli.console import Console
 from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.explain import CONFIG_MODULE, explanation
 from mamba_cli.models.own import OwnModel
 from mamba_cli.models.python import from_functions
 from mamba_cli.posterior_summary import named_draws, summarise
@@ -49,8 +51,6 @@ from mamba_cli.types import (
     Reporter,
 )
 from mamba_cli.workbench import Workbench
-
-CONFIG_MODULE = "mamba_cli.conf"
 
 NUM_DRAWS = 1000
 """Draws that :func:`sample` keeps of each chain."""
@@ -308,7 +308,7 @@ def tune(
     >>> draws["x"].shape
     (1000, 2)
     """
-    keys = [f"tuner.longest_arm_s={float(longest_arm_s)!r}"]
+    keys = [f"tuner.longest_arm_s={_number('longest_arm_s', longest_arm_s)!r}"]
     if step_sizes is not None:
         keys.append(f"tuner.grid.step_size={[float(size) for size in step_sizes]}")
     if batch_percents is not None:
@@ -520,7 +520,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
         with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             return hydra.compose("config", overrides=list(overrides))
     except HydraException as error:
-        raise ConfigError(str(error).strip().splitlines()[0]) from error
+        raise ConfigError(explanation(error, overrides)) from error
     finally:
         GlobalHydra.instance().hydra = outer
 
@@ -538,6 +538,11 @@ def _run(
     _check_option("sampler", sampler)
     if isinstance(model, str):
         _check_option("model", model)
+    elif not callable(getattr(model, "log_likelihood", None)):
+        raise ConfigError(
+            f"model is a {type(model).__name__}; expected what from_functions, from_numpyro or "
+            "from_log_density returns, or the name of an option of the group model."
+        )
     own = model if not isinstance(model, str) else None
     chosen = [f"model={model}"] if isinstance(model, str) else ["model=python"]
     with ExitStack() as stack:
@@ -559,6 +564,13 @@ def _console(progress: bool) -> Iterator[Console]:
     yield Console() if progress else Console(stream=io.StringIO(), quiet=True)
 
 
+def _number(name: str, value: float) -> float:
+    """``value`` as a float. Raises ``ConfigError`` where it is not a finite number."""
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r} is not allowed: it must be a finite number.")
+    return float(value)
+
+
 def _check_sampling(
     seconds: float | None,
     num_steps: int | None,
@@ -568,14 +580,15 @@ def _check_sampling(
 ) -> None:
     if (seconds is None) == (num_steps is None):
         raise ConfigError("give one of seconds and num_steps: how long each chain runs.")
-    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+    if seconds is not None and not _number("seconds", seconds) > 0:
         raise ConfigError(f"seconds={seconds!r} is not allowed: it must be above 0.")
-    for name, value in (("num_steps", num_steps), ("num_draws", num_draws)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}={value!r} is not allowed: it must be at least 1.")
-    if num_chains < 1:
-        raise ConfigError(f"num_chains={num_chains!r} is not allowed: it must be at least 1.")
-    if not 0.0 <= burn_in_fraction < 1.0:
+    counts = {"num_steps": num_steps, "num_draws": num_draws, "num_chains": num_chains}
+    for name, value in counts.items():
+        if value is not None and not (isinstance(value, Integral) and value >= 1):
+            raise ConfigError(
+                f"{name}={value!r} is not allowed: it must be an integer of at least 1."
+            )
+    if not 0.0 <= _number("burn_in_fraction", burn_in_fraction) < 1.0:
         raise ConfigError(
             f"burn_in_fraction={burn_in_fraction!r} is not allowed: it must be at least 0 and "
             "below 1."

@@ -21,29 +21,23 @@ from pathlib import Path
 from typing import TextIO
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.errors import HydraException
 from hydra.main import get_args_parser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mamba_cli.config import did_you_mean, group_options, settings_from
+from mamba_cli.config import group_options, settings_from
 from mamba_cli.errors import (
     ConfigError,
     MambaError,
     NothingUsableError,
     StorageError,
+    first_line,
     is_out_of_memory,
 )
+from mamba_cli.explain import CONFIG_MODULE, explanation
 from mamba_cli.sweeps import (
     LOST_JOB_S,
     THREADS,
@@ -55,11 +49,7 @@ from mamba_cli.sweeps import (
     refuse_shared_clock,
 )
 
-CONFIG_MODULE = "mamba_cli.conf"
 INTERRUPTED = 130
-
-LAUNCHERS = ("joblib", "ray", "submitit")
-"""Extras of the package that bring launchers of jobs side by side."""
 
 
 def main() -> None:
@@ -239,7 +229,7 @@ def _of_the_launcher(error: Exception, sweep: Sweep) -> Exception:
         return error
     ended = NothingUsableError(
         f"{sweep.launcher.rpartition('.')[2]} ended early ({type(error).__name__}: "
-        f"{_first_line(error)}); what is finished is kept, and the same command does the rest"
+        f"{first_line(error)}); what is finished is kept, and the same command does the rest"
     )
     ended.__cause__ = error
     return ended
@@ -267,7 +257,7 @@ def _as_mamba_error(error: Exception, overrides: Sequence[str] = ()) -> MambaErr
         return error
     # Before OSError: a missing configuration file is one, too.
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return ConfigError(_explain(error, overrides))
+        return ConfigError(explanation(error, overrides))
     if isinstance(error, OSError):
         return StorageError(_explain_os_error(error))
     if is_out_of_memory(error):
@@ -276,108 +266,6 @@ def _as_mamba_error(error: Exception, overrides: Sequence[str] = ()) -> MambaErr
             f"out of memory: {first_line}\nUse fewer rows, smaller batches or fewer draws."
         )
     return None
-
-
-def _explain(error: Exception, overrides: Sequence[str]) -> str:
-    """One message for what Hydra or OmegaConf refused."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _explain_missing_option(error.missing_cfg_file)
-    if isinstance(error, OverrideParseException):
-        return f"{error.override} cannot be read as KEY=VALUE: {_first_line(error)}."
-    if isinstance(error, ConfigCompositionException):
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        specific = _explain_unknown_key(parsed) or _explain_several_values(parsed)
-        if specific is not None:
-            return specific
-    cause = error.__cause__
-    detail = f" ({_first_line(cause)})" if cause is not None else ""
-    return f"{_first_line(error)}{detail}"
-
-
-def _explain_missing_option(missing: str) -> str:
-    group, _, option = missing.rpartition("/")
-    options = group_options().get(group, [])
-    extra = option.partition("_")[0]
-    if group == "hydra/launcher" and extra in LAUNCHERS:
-        return f"{group}={option} is not installed: pip install 'mamba-cli[{extra}]'."
-    if not options:
-        return f"{missing}: there is no such configuration file."
-    return (
-        f"{group}={option} is not an option.{did_you_mean(option, options)} "
-        f"Options of {group}: {', '.join(options)}."
-    )
-
-
-def _explain_unknown_key(overrides: Sequence[Override]) -> str | None:
-    """Name the first override whose key does not exist, and the nearest one that does."""
-    options = group_options()
-    choices = [
-        f"{override.key_or_group}={override.value()}"
-        for override in overrides
-        if override.package is None
-        and str(override.value()) in options.get(override.key_or_group, [])
-    ]
-    keys = _known_keys(choices)
-    suggested = [key for key in keys if _is_for_people(key)]
-    elsewhere = [f"{group}@{key}" for group in options for key in keys if key.endswith(f".{group}")]
-    for override in overrides:
-        key = override.key_or_group
-        is_new = override.is_add() or override.is_force_add()
-        if is_new or override.is_hydra_override() or override.package or key in keys:
-            continue
-        owners = _options_with(key)
-        if owners:
-            return f"{key} is not a key of this configuration, but of {', '.join(owners)}."
-        candidates = [name for name in (*elsewhere, *suggested) if not key.startswith(f"{name}.")]
-        section = key.rpartition(".")[0]
-        siblings = [name for name in suggested if name.rpartition(".")[0] == section]
-        listed = f" Known: {', '.join(siblings)}." if siblings else ""
-        return f"{key} is not a key of this configuration.{did_you_mean(key, candidates)}{listed}"
-    return None
-
-
-def _is_for_people(key: str) -> bool:
-    """Whether a key is worth suggesting: not Hydra's own, nor the sizes behind a budget."""
-    is_hydras = any(part.startswith("_") for part in key.split("."))
-    return not is_hydras and not key.startswith("model.budgets.")
-
-
-def _options_with(key: str) -> list[str]:
-    """The other options of the key's group that have it, as ``group=option``."""
-    group = key.partition(".")[0]
-    choices = (f"{group}={option}" for option in group_options().get(group, []))
-    return [choice for choice in choices if key in _known_keys([choice])]
-
-
-def _explain_several_values(overrides: Sequence[Override]) -> str | None:
-    for override in overrides:
-        if override.is_sweep_override():
-            key, _, values = str(override.input_line).partition("=")
-            return (
-                f"{key}={values} names several values: add -m for one run of each, or write "
-                f"'{key}=[{values}]' for a list."
-            )
-    return None
-
-
-def _known_keys(choices: Sequence[str]) -> list[str]:
-    """The keys of the configuration those options make, or else of the default one."""
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        try:
-            return list(_dotted_keys(hydra.compose("config", overrides=list(choices))))
-        except HydraException:
-            return list(_dotted_keys(hydra.compose("config")))
-
-
-def _dotted_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    for name in map(str, node):
-        key = f"{prefix}{name}"
-        yield key
-        is_value = OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)
-        child = None if is_value else node[name]
-        if isinstance(child, DictConfig):
-            yield from _dotted_keys(child, f"{key}.")
 
 
 def _explain_os_error(error: OSError, place: str = "") -> str:
@@ -399,11 +287,6 @@ def _options_page() -> str:
 
 def _is_verbose(arguments: Sequence[str]) -> bool:
     return any(argument.lower() == "hydra.verbose=true" for argument in arguments)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
 def _say(text: str) -> None:

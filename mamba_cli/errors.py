@@ -45,5 +45,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind where it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line of an error's message without its full stop, or its kind where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__

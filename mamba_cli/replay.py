@@ -186,8 +186,8 @@ def made_otherwise(there: Path, here: Path) -> list[str]:
 def differences(there: Path, here: Path) -> list[str]:
     """What two runs came to that is not the same, a line each; seconds apart.
 
-    Compared are ``tuning.csv``, ``best.json``, ``metrics.csv`` and ``moments.npz``, numbers by
-    their bits.
+    Compared are ``tuning.csv``, ``best.json``, ``metrics.csv``, ``parameters.csv`` and
+    ``moments.npz``, numbers by their bits.
 
     Raises
     ------
@@ -195,8 +195,9 @@ def differences(there: Path, here: Path) -> list[str]:
         A file of one of the runs is damaged.
     """
     found: list[str] = []
-    for name, read in (("tuning.csv", artifacts.read_table), ("metrics.csv", artifacts.read_table)):
-        found += _table_differences(name, read(there / name)[1], read(here / name)[1])
+    for name in ("tuning.csv", "metrics.csv", "parameters.csv"):
+        tables = [artifacts.read_table(folder / name)[1] for folder in (there, here)]
+        found += _table_differences(name, *tables)
     best = [artifacts.read_json(folder / "best.json") or {} for folder in (there, here)]
     for key in sorted((best[0].keys() | best[1].keys()) - {IN_SECONDS}):
         found += _value_differences(f"best.json, {key}", best[0].get(key), best[1].get(key))

@@ -179,11 +179,11 @@ def _threads_per_job(launcher: DictConfig, target: str, num_jobs: int) -> int | 
     """Threads for each job, so that jobs do not fight over cores; ``None`` leaves them alone."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = cores or 1
-    if "joblib" in target:
+    if "joblib_launcher" in target:
         wanted = int(launcher.get("n_jobs") or -1)
         wanted = wanted if wanted > 0 else max(1, cores + 1 + wanted)
         return max(1, cores // min(wanted, num_jobs))
-    if "ray" in target:
+    if "ray_launcher" in target:
         remote: Any = OmegaConf.select(launcher, "ray.remote") or {}
         return max(1, int(remote.get("num_cpus") or 1))
     if "cpus_per_task" in launcher and launcher.cpus_per_task:

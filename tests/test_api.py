@@ -162,7 +162,15 @@ def test_a_kernel_alone_takes_its_parameters() -> None:
         ({"model": "logerg"}, "Did you mean logreg"),
         ({"longest_arm_s": -1}, "tuner.longest_arm_s=-1.0 is not allowed"),
         ({"clock": "sundial"}, "budget.clock='sundial'"),
-        ({"overrides": ["tuner.nothing=1"]}, "tuner.nothing"),
+        (
+            {"overrides": ["tuner.longest_arm=3"]},
+            r"tuner\.longest_arm is not a key .* Did you mean tuner\.longest_arm_s\?",
+        ),
+        (
+            {"longest_arm_s": "abc"},
+            "longest_arm_s='abc' is not allowed: it must be a finite number",
+        ),
+        ({"model": lambda params: 0.0}, "model is a function; expected what from_functions"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
@@ -178,6 +186,8 @@ def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], message: s
         ({"seconds": 1, "num_steps": 1}, "one of seconds and num_steps"),
         ({"seconds": 0}, "seconds=0"),
         ({"num_steps": 0}, "num_steps=0"),
+        ({"num_steps": 9, "num_chains": 2.0}, r"num_chains=2\.0 is not allowed: it must be an int"),
+        ({"seconds": "long"}, "seconds='long'"),
         ({"num_steps": 9, "num_draws": 0}, "num_draws=0"),
         ({"num_steps": 9, "num_chains": 0}, "num_chains=0"),
         ({"num_steps": 9, "burn_in_fraction": 1.0}, "burn_in_fraction=1.0"),

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from mamba_cli.errors import ConfigError, DataError
+from mamba_cli.errors import ConfigError, DataError, first_line
 from mamba_cli.types import PyTree
 
 SUFFIXES = (".npz", ".npy", ".csv", ".parquet")
@@ -33,6 +33,9 @@ COPIES_IN_MEMORY = 3
 
 ROWS_PER_CHECK, CHECK_BYTES = 1 << 16, 16 << 20
 """Rows looked at together at most, and their bytes."""
+
+LOST_SHARE, CONSTANT_TO = 0.01, 1e-10
+"""Rounding errors that are refused, as a share of a column's range; ranges that are none."""
 
 ALIGNMENT = 64
 """Of arrays that programs read where they lie: that of XLA's own, and of the data in a .npy."""
@@ -95,7 +98,7 @@ def read_data(path: str | Path, columns: Columns | None = None) -> PyTree:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; model.data= names the data file.") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {_first_line(error)}") from error
+        raise DataError(f"cannot read {path}: {first_line(error)}") from error
 
 
 def files_of(path: Path) -> list[Path]:
@@ -142,16 +145,19 @@ def _column(table: pd.DataFrame, column: str, name: str, path: Path) -> np.ndarr
         raise ConfigError(
             f"model.columns.{name}={column!r}: {path} has no such column. It has {known}."
         )
-    values = table[column]
+    return _values_of(table[column], column, str(path))
+
+
+def _values_of(values: pd.Series, column: str, source: str) -> np.ndarray:
     missing = np.flatnonzero(values.isna().to_numpy())
     if len(missing):
         raise DataError(
-            f"{path}: column {column}, row {missing[0]} (counted from 0) is empty or NaN, "
+            f"{source}: column {column}, row {missing[0]} (counted from 0) is empty or NaN, "
             f"{len(missing)} such values in all; every row needs a value."
         )
     if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
         raise DataError(
-            f"{path}: column {column} holds text (row 0: {values.iloc[0]!r}); expected numbers. "
+            f"{source}: column {column} holds text (row 0: {values.iloc[0]!r}); expected numbers. "
             "Code categories as whole numbers 0, 1, ..., or choose columns with model.columns."
         )
     return values.to_numpy()
@@ -163,7 +169,7 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
     Parameters
     ----------
     data
-        A pytree of arrays, or of nested lists of numbers.
+        A pytree of arrays, or of nested lists of numbers. A DataFrame in it is its columns by name.
     source
         Where it comes from, for messages: ``data.npz``, ``my_model.py, data``.
 
@@ -175,8 +181,12 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
     ------
     DataError
         There is no array or no row; lengths differ; a value is not a finite number (its row and
-        column are named), or does not fit single precision; what has to be in memory does not fit.
+        column are named); single precision does not hold it, or rounds the differences between
+        rows away; what has to be in memory does not fit.
     """
+    data = jax.tree.map(
+        lambda leaf: _columns_of(leaf, source), data, is_leaf=lambda node: _is_list_of_numbers(node)
+    )
     leaves, structure = jax.tree_util.tree_flatten_with_path(data, is_leaf=_is_list_of_numbers)
     named = [(_name_of(path), _as_array(leaf, _name_of(path), source)) for path, leaf in leaves]
     if not named:
@@ -200,6 +210,13 @@ def checked_rows(data: PyTree, source: str) -> PyTree:
     return jax.tree_util.tree_unflatten(structure, converted)
 
 
+def _columns_of(leaf: Any, source: str) -> Any:
+    """A DataFrame as a dict of its columns; anything else as it is."""
+    if not isinstance(leaf, pd.DataFrame):
+        return leaf
+    return {str(name): _values_of(leaf[name], str(name), source) for name in leaf.columns}
+
+
 def _is_list_of_numbers(node: Any) -> bool:
     """Whether a list is an array written out, and not a structure of arrays."""
     return isinstance(node, list) and all(isinstance(item, int | float | list) for item in node)
@@ -214,7 +231,7 @@ def _as_array(leaf: Any, name: str, source: str) -> np.ndarray:
     try:
         array = np.asanyarray(leaf)
     except ValueError as error:
-        raise DataError(f"{source}: {name} is not an array: {_first_line(error)}") from error
+        raise DataError(f"{source}: {name} is not an array: {first_line(error)}") from error
     if array.dtype.kind not in "fiub":
         raise DataError(
             f"{source}: {name} holds {array.dtype} values; expected real numbers (floating-point, "
@@ -268,21 +285,38 @@ def require_memory(num_bytes: int, what: str, advice: str) -> None:
 
 
 def _available_bytes() -> int | None:
-    """Memory that is free, where the system says so."""
+    """Memory that can be had, of the system and of the group that limits this process, if any."""
+    known = [size for size in (_free_bytes(), _free_bytes_of_group()) if size is not None]
+    return min(known, default=None)
+
+
+def _free_bytes() -> int | None:
+    """What the system can give without swapping, its cache of files included."""
+    for line in _lines(Path("/proc/meminfo")):
+        name, _, size = line.partition(":")
+        if name == "MemAvailable":
+            return 1024 * int(size.split()[0])
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _page_cache_bytes()
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
 
 
-def _page_cache_bytes() -> int:
-    """What Linux holds of files and gives back when asked."""
+def _free_bytes_of_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the control group of a container or job leaves (cgroup v2); ``None`` without a limit."""
+    limit, used = (_lines(root / name) for name in ("memory.max", "memory.current"))
+    if not limit or not used or limit[0] == "max":
+        return None
+    statistics = dict(line.split() for line in _lines(root / "memory.stat"))
+    reclaimable = int(statistics.get("inactive_file", 0))
+    return max(0, int(limit[0]) - int(used[0]) + reclaimable)
+
+
+def _lines(path: Path) -> list[str]:
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    sizes = {line.split(":")[0]: line.split(":")[1].split()[0] for line in lines if ":" in line}
-    return 1024 * int(sizes.get("Cached", 0))
+        return path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return []
 
 
 def _converted(array: np.ndarray, name: str, source: str) -> np.ndarray:
@@ -290,6 +324,7 @@ def _converted(array: np.ndarray, name: str, source: str) -> np.ndarray:
     kind = KINDS[array.dtype.kind]
     stays = _can_stay(array)
     result: np.ndarray = array if stays else np.empty(array.shape, kind)
+    rounding = _Rounding(array.shape[1:])
     num_rows = max(1, min(ROWS_PER_CHECK, CHECK_BYTES * len(array) // max(array.nbytes, 1)))
     for start in range(0, len(array), num_rows):
         part = np.asarray(array[start : start + num_rows])
@@ -304,7 +339,41 @@ def _converted(array: np.ndarray, name: str, source: str) -> np.ndarray:
             )
         if not stays:
             result[start : start + len(part)] = chunk
+        if chunk.dtype != part.dtype and part.dtype.kind == "f":
+            rounding.add(part, chunk)
+    rounding.check(name, source)
     return result
+
+
+class _Rounding:
+    """What rounding to single precision leaves of the differences between rows, by column."""
+
+    def __init__(self, columns: tuple[int, ...]) -> None:
+        self.smallest = np.full(columns, np.inf)
+        self.largest = np.full(columns, -np.inf)
+        self.error = np.zeros(columns)
+
+    def add(self, part: np.ndarray, rounded: np.ndarray) -> None:
+        self.smallest = np.minimum(self.smallest, part.min(axis=0))
+        self.largest = np.maximum(self.largest, part.max(axis=0))
+        self.error = np.maximum(self.error, np.abs(part - rounded).max(axis=0))
+
+    def check(self, name: str, source: str) -> None:
+        """Raises ``DataError`` where rows that differ would come out alike."""
+        span = np.where(np.isfinite(self.largest), self.largest - self.smallest, 0.0)
+        size = np.maximum(np.abs(self.smallest), np.abs(self.largest))
+        # A column that varies by the rounding of double precision alone is a constant.
+        varies = span > CONSTANT_TO * np.where(np.isfinite(size), size, 0.0)
+        lost = varies & (self.error > LOST_SHARE * span)
+        if not lost.any():
+            return
+        at = tuple(int(i) for i in np.argwhere(lost)[0])
+        place = f", column {at[0] if len(at) == 1 else at}" if at else ""
+        raise DataError(
+            f"{source}: {name}{place} (counted from 0) lies between {self.smallest[at]:.17g} and "
+            f"{self.largest[at]:.17g}, and single precision rounds it by up to "
+            f"{self.error[at]:.2g}: subtract a constant from it first (its mean, a first date)."
+        )
 
 
 def _column_of(at: tuple[int, ...]) -> str:
@@ -312,8 +381,3 @@ def _column_of(at: tuple[int, ...]) -> str:
     if not rest:
         return ""
     return f", column {rest[0] if len(rest) == 1 else rest}"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

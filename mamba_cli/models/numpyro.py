@@ -49,6 +49,11 @@ START_RADIUS = 0.5
 NUM_STARTS = 50
 """Starts that are tried for one where every density is finite."""
 
+LOCAL = (
+    "A minibatch holds a part of the rows, so every parameter must be global: integrate local ones "
+    "out, or index a global vector."
+)
+
 TRACING = threading.Lock()
 """NumPyro's stack of handlers is one for all threads, and programs are compiled in several."""
 
@@ -155,7 +160,15 @@ def from_numpyro(
     call = guarded(model, label, getattr(code, "co_filename", None))
     posterior = _Posterior(call, constants, _study(call, rows, constants, label), label)
     start = posterior.start_fn(rows)
-    posterior = posterior.checked_rows_apart(rows, start(jax.random.key(0)))
+    try:
+        posterior = posterior.checked_rows_apart(rows, start(jax.random.key(0)))
+    except ConfigError as error:
+        for name in posterior.layout.as_long_as_rows:
+            raise ConfigError(
+                f"{label}: with a part of the rows the model fails ({error}), and site {name} has "
+                f"as many values as there are rows, {_length(rows):,}. {LOCAL}"
+            ) from error
+        raise
     own = OwnModel(
         name=name,
         dim=posterior.layout.dim,
@@ -176,6 +189,7 @@ class Layout(NamedTuple):
     dim: int
     plates: frozenset[str]  # the data plates
     deterministic: dict[str, tuple[int, ...]]  # shapes of deterministic sites, with all rows
+    as_long_as_rows: tuple[str, ...]  # latent sites with an axis of that length, outside of plates
 
 
 class _OfRows(Messenger):
@@ -363,7 +377,10 @@ def _study(call: Callable[..., Any], rows: Rows, kwargs: Mapping[str, Any], labe
         for name, site in sites.items()
         if site["type"] == "deterministic"
     }
-    return Layout(unravel, len(flat), plates, deterministic)
+    as_long = tuple(
+        name for name, shape in shapes.items() if num_rows > 1 and num_rows in shape.shape
+    )
+    return Layout(unravel, len(flat), plates, deterministic, as_long)
 
 
 def _refuse_untreatable(trace: Mapping[str, Site], num_rows: int, label: str) -> None:
@@ -417,10 +434,7 @@ def _refuse_site(site: Site, data_plates: set[str], num_rows: int, label: str) -
     local = num_rows > 1 and num_rows in site["fn"].batch_shape and not site["cond_indep_stack"]
     if inside or local:
         where = f"inside the data plate {inside[0]}" if inside else "with one value for each row"
-        raise ConfigError(
-            f"{label}: site {name} is a latent variable {where}; a minibatch holds a part of the "
-            "rows, so every parameter must be global. Integrate it out, or index a global vector."
-        )
+        raise ConfigError(f"{label}: site {name} is a latent variable {where}. {LOCAL}")
 
 
 def _is_observed(site: Site) -> bool:

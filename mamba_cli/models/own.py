@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from mamba_cli import metrics
 from mamba_cli.data.arrays import require_memory
@@ -95,8 +96,9 @@ class OwnModel:
             jax.make_jaxpr(self.row_likelihoods)(position, row),
         ):
             state.update(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
-            for constant in traced.consts:
-                state.update(np.asarray(constant).tobytes())
+            for constant in _constants_of(traced):
+                state.update(f"{constant.dtype}{constant.shape}".encode())
+                state.update(np.ascontiguousarray(constant).data)
         for path, leaf in jax.tree_util.tree_flatten_with_path(self.data)[0]:
             state.update(f"{jax.tree_util.keystr(path)} {leaf.dtype}{leaf.shape}".encode())
             state.update(np.ascontiguousarray(leaf).data)
@@ -179,6 +181,24 @@ class OwnModel:
             prediction=None,
             test_targets=None,
         )
+
+
+def _constants_of(traced: Any) -> Iterator[np.ndarray]:
+    """Every array that a traced computation holds, in those it calls (jit, scan, cond) too."""
+    if isinstance(traced, ClosedJaxpr):
+        yield from (np.asarray(constant) for constant in traced.consts)
+        yield from _constants_of(traced.jaxpr)
+    elif isinstance(traced, Jaxpr):
+        for equation in traced.eqns:
+            literals = (atom.val for atom in equation.invars if isinstance(atom, Literal))
+            yield from (np.asarray(value) for value in literals)
+            for _, parameter in sorted(equation.params.items()):
+                yield from _constants_of(parameter)
+    elif isinstance(traced, np.ndarray | jax.Array):
+        yield np.asarray(traced)
+    elif isinstance(traced, tuple | list):
+        for part in traced:
+            yield from _constants_of(part)
 
 
 def num_rows_of(rows: PyTree) -> int:

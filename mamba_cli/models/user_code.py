@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from mamba_cli.errors import ConfigError, MambaError
+from mamba_cli.errors import ConfigError, MambaError, first_line
 
 T = TypeVar("T")
 
@@ -216,15 +216,10 @@ def guarded(function: Callable[..., T], where: str, file: str | None = None) -> 
             ]
             line = f", line {lines[-1]}" if lines else ""
             raise ConfigError(
-                f"{where}{line}: {type(error).__name__}: {_first_line(error)}{_hint(error)}"
+                f"{where}{line}: {type(error).__name__}: {first_line(error)}{_hint(error)}"
             ) from error
 
     return call
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else "(no message)"
 
 
 def _hint(error: Exception) -> str:

@@ -90,11 +90,47 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"x": np.array([1.0, 1e39])}, r"x, row 1 \(counted from 0\) is 1e\+39; .* single prec"),
         ({"k": np.array([1, 2**40])}, r"k, row 1 \(counted from 0\) is 1099511627776"),
         ((np.ones(2), {"a": np.array([1, np.nan])}), r"1\.a, row 1 \(counted from 0\) is nan"),
+        ({"t": 1.7e9 + np.arange(5.0)}, r"t \(counted .* lies between 1700000000 and .*: subtract"),
+        ({"x": np.stack([np.arange(3.0), 1e8 + np.arange(3)], 1)}, r"x, column 1 .* rounds it by"),
+        ({"x": pd.DataFrame({"a": [1.0, np.nan]})}, "column a, row 1"),
     ],
 )
 def test_what_no_chain_could_use_is_refused_by_place(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         checked_rows(data, "here")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        1.7e9 + 86_400 * np.arange(400.0),  # days: steps of 128 s do not matter
+        np.full(4, 0.1),
+        np.array([0.1 + 0.2, 0.3]),  # a constant, but for the last bit
+        np.array([1e30, -1e30]),
+        np.random.default_rng(0).normal(size=50),
+    ],
+)
+def test_what_single_precision_tells_apart_is_taken(column: np.ndarray) -> None:
+    np.testing.assert_allclose(checked_rows(column, "here"), column, rtol=1e-7)
+
+
+def test_a_data_frame_is_its_columns_by_name() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [True, False]})
+    found = checked_rows(frame, "here")
+    assert list(found) == ["x", "y"]
+    assert found["y"].tolist() == [True, False]
+    assert checked_rows((frame, np.ones(2)), "here")[0]["x"].tolist() == [1.0, 2.0]
+
+
+def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
+    assert arrays._free_bytes_of_group(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert arrays._free_bytes_of_group(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert arrays._free_bytes_of_group(tmp_path) == 700
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50\n")
+    assert arrays._free_bytes_of_group(tmp_path) == 750
 
 
 def test_a_bad_value_far_down_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

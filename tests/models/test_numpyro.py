@@ -182,6 +182,15 @@ def one_for_each_row(y: Any, centre: Any) -> None:
     observe(y, numpyro.sample("effect", dist.Normal(centre, 1).expand([y.shape[0]])))
 
 
+def one_event_for_all_rows(y: Any, centre: Any) -> None:
+    effect = dist.Normal(centre, 1).expand([y.shape[0]]).to_event(1)
+    observe(y, numpyro.sample("effect", effect))
+
+
+def one_vector_of_a_fixed_length(y: Any, centre: Any) -> None:
+    observe(y, numpyro.sample("effect", dist.Normal(centre, 1).expand([12]).to_event(1)))
+
+
 def discrete(y: Any, centre: Any) -> None:
     observe(y, centre * numpyro.sample("which", dist.Bernoulli(0.5)))
 
@@ -229,6 +238,8 @@ def size_from_values(y: Any, centre: Any) -> None:
     [
         (local, "site effect is a latent variable inside the data plate data"),
         (one_for_each_row, "site effect is a latent variable with one value for each row"),
+        (one_event_for_all_rows, "site effect has as many values as there are rows, 12"),
+        (one_vector_of_a_fixed_length, "site effect has as many values as there are rows, 12"),
         (discrete, "site which is a discrete latent variable"),
         (no_plate, "site y is observed outside of any plate; .* plate"),
         (nothing_observed, "no site is observed"),

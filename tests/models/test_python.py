@@ -112,6 +112,43 @@ def test_the_digest_sees_a_constant_that_a_function_closes_over() -> None:
     assert digest(jnp.array([1.0, 3.0])) == digest(jnp.array([1.0, 3.0]))
 
 
+def jitted(params: Any, constant: Any) -> Any:
+    return jax.jit(lambda p: jnp.sum(p * constant))(params)
+
+
+def twice_jitted(params: Any, constant: Any) -> Any:
+    return jax.jit(lambda p: jitted(p, constant))(params)
+
+
+def scanned(params: Any, constant: Any) -> Any:
+    return jax.lax.scan(lambda total, p: (total + jnp.sum(p * constant), None), 0.0, params)[0]
+
+
+def chosen(params: Any, constant: Any) -> Any:
+    return jax.lax.cond(params[0] > 0, lambda: jnp.sum(params * constant), lambda: 0.0)
+
+
+def with_derivative(params: Any, constant: Any) -> Any:
+    function = jax.custom_jvp(lambda p: jnp.sum(p * constant))
+    function.defjvp(lambda primals, tangents: (function(*primals), jnp.sum(tangents[0] * constant)))
+    return function(params)
+
+
+@pytest.mark.parametrize("inner", [jitted, twice_jitted, scanned, chosen, with_derivative])
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_the_digest_sees_the_constants_of_inner_functions(inner: Any, array: Any) -> None:
+    def digest(constant: list[float]) -> str:
+        return from_functions(
+            lambda params: -0.5 * jnp.sum(params**2),
+            lambda params, datum: inner(params, array(constant, "float32")) * datum,
+            np.ones(3),
+            jnp.zeros(2),
+        ).digest
+
+    assert digest([1.0, 2.0]) == digest([1.0, 2.0])
+    assert digest([1.0, 2.0]) != digest([1.0, 3.0])
+
+
 def regression(**test_part: Any) -> OwnModel:
     return from_functions(
         lambda params: -0.5 * params**2,
