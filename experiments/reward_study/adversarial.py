@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from experiments.reward_study import options
 from experiments.reward_study.candidates import (
     Candidate,
     candidates,
@@ -54,6 +55,8 @@ TAIL = 3.0
 
 CHUNK = 100
 """Grids that are simulated side by side."""
+
+QUICK = {"grids": 20, "rewards": ["ksd", "stein_moments", "psd"]}
 
 
 @dataclass(frozen=True)
@@ -307,15 +310,13 @@ def run(
     return summary(pd.concat(chosen), pd.concat(verdicts))
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--grids", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rewards", nargs="*", help="names in conf/reward; all by default")
-    parser.add_argument("--out", type=Path, default=Path("results/reward_study"))
-    arguments = parser.parse_args()
+    arguments = options.parse(parser, argv, QUICK)
     table = run(arguments.grids, arguments.seed, candidates(arguments.rewards), quiet=False)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(arguments.out / "adversarial.csv", index=False)
     print(table.to_string(index=False))
 

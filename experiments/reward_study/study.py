@@ -22,7 +22,7 @@ import argparse
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 from hydra.core.global_hydra import GlobalHydra
 
-from experiments.reward_study import targets
+from experiments.reward_study import options, targets
 from experiments.reward_study.candidates import (
     Candidate,
     candidates,
@@ -74,6 +74,13 @@ MAX_OUTER_DIM = 64
 SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sgnht", "badodab")
 BUDGETS_S = (0.05, 0.2, 1.0)
 MAX_DRAWS = 200
+
+QUICK = {
+    "targets": ["skewed", "two_modes"],
+    "samplers": ["sgld"],
+    "budgets": [0.02],
+    "rewards": ["ksd", "stein_moments", "psd"],
+}
 
 logger = logging.getLogger(__name__)
 
@@ -310,16 +317,15 @@ def write(frame: pd.DataFrame, path: Path) -> None:
     partial_path.replace(path)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=list(targets.NAMES), choices=targets.NAMES)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
     parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS_S), help="seconds")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rewards", nargs="+", help="names in conf/reward; all by default")
-    parser.add_argument("--out", type=Path, default=Path("results/reward_study"))
     parser.add_argument("--ground-truth", type=Path, default=Path("results/ground_truth"))
-    arguments = parser.parse_args()
+    arguments = options.parse(parser, argv, QUICK)
     rewards = candidates(arguments.rewards)
     pieces = arguments.out / "pieces"
     pieces.mkdir(parents=True, exist_ok=True)

@@ -102,11 +102,11 @@ class NotThereYet(Exception):
     """The truth of a posterior takes hours and is not in results/ground_truth."""
 
 
-def gaussian(num_rows: int = 10_000, dim: int = 10) -> Target:
+def gaussian(num_rows: int = 10_000, dim: int = 10, condition: float = 1e4) -> Target:
     """x_i ~ N(theta, P^-1) with a flat prior: N(mean of x, (N P)^-1)."""
     rng = np.random.default_rng(0)
     vectors, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
-    values = np.geomspace(1e-2, 1e2, dim)
+    values = np.geomspace(condition**-0.5, condition**0.5, dim)
     precision = (vectors * values) @ vectors.T
     rows = rng.standard_normal((num_rows, dim)) / np.sqrt(values) @ vectors.T
     roots = jnp.asarray(vectors * np.sqrt(values), jnp.float32)
