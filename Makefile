@@ -11,6 +11,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 CHECKS := $(VENV)/.checks
+STUDY := $(VENV)/.study
 PUBLISHED := .venv-published/.tried
 SOURCES := $(wildcard mamba_cli conf experiments tests)
 
@@ -65,9 +66,14 @@ ground-truth: $(PACKAGE)  ## NUTS for a model at the paper's size: make ground-t
 	$(BIN)/mamba-run model=$(or $(MODEL),logreg) 'stages=[ground_truth]' tuner=heuristic \
 		ground_truth.recompute=true run_dir=results/runs/ground_truth/$(or $(MODEL),logreg) $(ARGS)
 
-reward-study: $(PACKAGE)  ## Compare the rewards with the truth (hours; takes up where it was stopped)
-	$(BIN)/python -m experiments.reward_study.study $(ARGS)
-	$(BIN)/python -m experiments.reward_study.adversarial
+# Takes up where it was stopped. PARTS="seeds report" makes some of it, with ARGS for that part.
+REWARD_STUDY := study adversarial coverage seeds comparisons report
+PARTS ?= $(REWARD_STUDY)
+reward-study: $(STUDY)  ## Compare the rewards with the truth (hours; QUICK=1: minutes)
+	@for part in $(PARTS); do \
+		echo "== $$part"; \
+		$(BIN)/python -m experiments.reward_study.$$part $(SIZE) $(ARGS) || exit 1; \
+	done
 
 ten-models: $(PACKAGE)  ## Tune ten NumPyro models and compare them with NUTS: results/ten_models
 	$(BIN)/python -m experiments.ten_models.check $(ARGS)
@@ -105,6 +111,10 @@ $(PACKAGE): pyproject.toml
 
 $(CHECKS): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(STUDY): $(PACKAGE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[study]'
 	@touch $@
 
 # The library of the paper, which needs an older JAX. Where there is none for this Python, the
