@@ -121,9 +121,13 @@ def planned(config_module: str, multirun: bool, overrides: Sequence[str]) -> Swe
     if not multirun:
         return None
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    single = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    with hydra.initialize_config_module(config_module, version_base="1.3"):
-        cfg = hydra.compose("config", overrides=single, return_hydra_config=True)
+    cfg = _composed(config_module, parsed)
+    params = cfg.hydra.sweeper.get("params") or {}
+    if params:
+        # What a configuration sweeps over itself stands before what was typed, as in the sweeper.
+        given = [f"{key}={value}" for key, value in params.items()]
+        parsed = [*OverridesParser.create().parse_overrides(given), *parsed]
+        cfg = _composed(config_module, parsed)
     launcher = cfg.hydra.launcher
     target = str(launcher.get("_target_", ""))
     if not is_parallel(target):
@@ -139,6 +143,13 @@ def planned(config_module: str, multirun: bool, overrides: Sequence[str]) -> Swe
         folder=Path.cwd(),
         environment=_environment(launcher, target, num_jobs),
     )
+
+
+def _composed(config_module: str, overrides: Sequence[Override]) -> DictConfig:
+    """The configuration that the jobs of a sweep share, with Hydra's own."""
+    single = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+    with hydra.initialize_config_module(config_module, version_base="1.3"):
+        return hydra.compose("config", overrides=single, return_hydra_config=True)
 
 
 def is_parallel(launcher: str) -> bool:

@@ -78,6 +78,20 @@ def test_the_jobs_of_a_sweep_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
         planned("mamba_cli.conf", True, [given[0], "seed=0,1"])
 
 
+def test_what_a_configuration_sweeps_over_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nhydra:\n  sweeper:\n    params:\n"
+        "      sampler: sgld,sgld_cv\n      budget.clock: calibrated\n"
+    )
+    own = ["hydra/launcher=joblib", f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
+    sweep = planned("mamba_cli.conf", True, [*own, "seed=range(3)"])
+    assert sweep is not None
+    assert sweep.num_jobs == 6
+    with pytest.raises(ConfigError, match=r"budget\.clock=wall is not allowed"):
+        planned("mamba_cli.conf", True, [*own, "budget.clock=wall"])
+
+
 def test_outcomes_come_back_in_order_and_a_lost_job_is_named(tmp_path: Path) -> None:
     sweep = Sweep(JOBLIB, 3, tmp_path / "records", tmp_path, {})
     second, first = Outcome(2, "seed=2", 4, "all failed"), Outcome(0, "seed=0", 0, "")

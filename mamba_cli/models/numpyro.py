@@ -36,7 +36,7 @@ from numpyro.primitives import Messenger
 
 from mamba_cli.data.arrays import Columns, checked_rows, on_device, read_data
 from mamba_cli.errors import ConfigError
-from mamba_cli.models.own import OwnModel, checked
+from mamba_cli.models.own import OwnModel, checked, num_rows_of, require_same_layout
 from mamba_cli.models.user_code import guarded, load_target
 from mamba_cli.types import Array, PyTree
 
@@ -166,7 +166,7 @@ def from_numpyro(
         for name in posterior.layout.as_long_as_rows:
             raise ConfigError(
                 f"{label}: with a part of the rows the model fails ({error}), and site {name} has "
-                f"as many values as there are rows, {_length(rows):,}. {LOCAL}"
+                f"as many values as there are rows, {num_rows_of(rows):,}. {LOCAL}"
             ) from error
         raise
     own = OwnModel(
@@ -239,7 +239,7 @@ class _Posterior:
             jacobians[name] = jnp.sum(jacobian) * _scale_of(site)
             return value
 
-        resized = _OfRows(self.call, self.layout.plates, _length(rows))
+        resized = _OfRows(self.call, self.layout.plates, num_rows_of(rows))
         # The key is for sites without a value: predictions that the model draws and nobody reads.
         seeded = handlers.seed(handlers.substitute(resized, substitute_fn=value_of), 0)
         with TRACING:
@@ -259,7 +259,7 @@ class _Posterior:
     def row_likelihoods(self, position: Array, rows: Rows) -> Array:
         """Log likelihood of each row, ``[n]``: over the observed sites of the data plates."""
         trace, _, cut = self.trace(position, rows)
-        total = jnp.zeros(_length(rows), jnp.float32)
+        total = jnp.zeros(num_rows_of(rows), jnp.float32)
         for site in trace.values():
             if not _is_observed(site):
                 continue
@@ -302,7 +302,7 @@ class _Posterior:
         ConfigError
             The prior, or the likelihood of a row, depends on the other rows.
         """
-        some = _first(rows, min(NUM_COMPARED, _length(rows)))
+        some = _first(rows, min(NUM_COMPARED, num_rows_of(rows)))
         found = jax.tree.map(np.asarray, jax.jit(self._apart)(position, some))
         together, alone, priors = found["together"], found["alone"], found["priors"]
         if not np.allclose(together, alone, rtol=1e-3, atol=1e-3):
@@ -349,7 +349,7 @@ def _uniform(rng_key: Array, dim: int) -> Array:
 
 def _study(call: Callable[..., Any], rows: Rows, kwargs: Mapping[str, Any], label: str) -> Layout:
     """Trace the model with all rows, refuse what cannot be treated, and lay the position out."""
-    num_rows = _length(rows)
+    num_rows = num_rows_of(rows)
     shapes: dict[str, Array] = {}
     sites: dict[str, Site] = {}
 
@@ -449,10 +449,6 @@ def _scale_of(site: Site) -> Any:
     return 1.0 if site.get("scale") is None else site["scale"]
 
 
-def _length(rows: Rows) -> int:
-    return int(jax.tree.leaves(rows)[0].shape[0])
-
-
 def _first(rows: Rows, count: int) -> Rows:
     first: Rows = jax.tree.map(lambda leaf: leaf[:count], rows)
     return first
@@ -506,13 +502,5 @@ def _test_rows(
     test_rows = checked_rows(
         _by_argument(model, test_data, label), f"the test part of {data_label}"
     )
-
-    def layout(tree: Rows) -> dict[str, Any]:
-        return {name: leaf.shape[1:] for name, leaf in tree.items()}
-
-    if layout(test_rows) != layout(rows):
-        raise ConfigError(
-            f"model.test_data: is laid out as {layout(test_rows)}; expected rows like model.data, "
-            f"{layout(rows)}."
-        )
+    require_same_layout(test_rows, rows, "model.test_data", "model.data")
     return on_device(test_rows)

@@ -183,6 +183,21 @@ class OwnModel:
         )
 
 
+def require_same_layout(test_rows: PyTree, rows: PyTree, where: str, data: str = "data") -> None:
+    """Refuse test rows that differ from ``rows`` in names or shapes. Raises ``ConfigError``."""
+
+    def layout(tree: PyTree) -> dict[str, Any]:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        name = partial(jax.tree_util.keystr, simple=True, separator=".")
+        return {name(path): leaf.shape[1:] for path, leaf in leaves}
+
+    if layout(test_rows) != layout(rows):
+        raise ConfigError(
+            f"{where}: is laid out as {layout(test_rows)}; expected rows like {data}, "
+            f"{layout(rows)}."
+        )
+
+
 def _constants_of(traced: Any) -> Iterator[np.ndarray]:
     """Every array that a traced computation holds, in those it calls (jit, scan, cond) too."""
     if isinstance(traced, ClosedJaxpr):

@@ -27,7 +27,7 @@ from jax.flatten_util import ravel_pytree
 
 from mamba_cli.data.arrays import Columns, checked_rows, on_device, read_data
 from mamba_cli.errors import ConfigError
-from mamba_cli.models.own import OwnModel, checked, require_scalar
+from mamba_cli.models.own import OwnModel, checked, require_same_layout, require_scalar
 from mamba_cli.models.user_code import Source, guarded, load_file, load_target
 from mamba_cli.types import Array, PyTree
 
@@ -250,7 +250,7 @@ def _test_part(
     given = user["test_data"]() if callable(given) else given
     if found["predict"] is None:
         test_rows = checked_rows(given, where)
-        _require_same_layout(test_rows, rows, where)
+        require_same_layout(test_rows, rows, where)
         return {"test_inputs": on_device(test_rows)}
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise ConfigError(
@@ -274,14 +274,3 @@ def _test_part(
         "test_inputs": on_device(inputs),
         "test_targets": np.asarray(targets),
     }
-
-
-def _require_same_layout(test_rows: PyTree, rows: PyTree, where: str) -> None:
-    def layout(tree: PyTree) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {jax.tree_util.keystr(path): leaf.shape[1:] for path, leaf in leaves}
-
-    if layout(test_rows) != layout(rows):
-        raise ConfigError(
-            f"{where}: is laid out as {layout(test_rows)}; expected rows like data, {layout(rows)}."
-        )
