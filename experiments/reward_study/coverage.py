@@ -13,7 +13,7 @@ with an arm whose true error is within 10 % of the best; ``mean_size`` and ``med
 sets; ``best_arm``, ``best_error`` and ``next_error``, of the second best, with the standard error
 of their difference; ``won``, how often the best arm is the winner, ``regret_median`` and
 ``regret_max`` of the winners.
-``coverage_sets.csv`` has every repetition.
+``coverage_sets.csv`` has every repetition. What is in ``coverage.csv`` is not run again.
 """
 
 from __future__ import annotations
@@ -138,23 +138,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--posteriors", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--lengths", nargs="+", type=float, default=list(LONGEST_ARMS))
     arguments = options.parse(parser, argv, QUICK)
-    rows, frames = [], []
+    table, sets = (
+        pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["posterior", "longest_arm"])
+        for path in (arguments.out / "coverage.csv", arguments.out / "coverage_sets.csv")
+    )
     with Console() as console:
         for name in arguments.posteriors:
+            there = set(table[table.posterior == name].longest_arm)
+            missing = [length for length in arguments.lengths if length not in there]
+            if not missing:
+                continue
             stage, arms = stage_of(name)
-            for length in arguments.lengths:
+            for length in missing:
                 errors = true_errors(stage, arms, length, arguments.truth_chains)
-                sets = repeat(stage, arms, length, arguments.repetitions, console)
+                own = repeat(stage, arms, length, arguments.repetitions, console)
                 of_both = {"posterior": name, "longest_arm": length}
-                row = summary(sets, errors)
-                rows.append(of_both | row)
-                frames.append(sets.assign(**of_both))
-                console.message(
-                    f"{name}, {length:g} units: {row['covered']:.1%} of {len(sets)} sets have the "
-                    f"best arm, {row['mean_size']:.1f} of {len(arms)} arms in the mean"
+                row = pd.DataFrame([of_both | summary(own, errors)])
+                table = pd.concat([table, row]) if len(table) else row
+                sets = (
+                    pd.concat([sets, own.assign(**of_both)]) if len(sets) else own.assign(**of_both)
                 )
-                write(pd.DataFrame(rows), arguments.out / "coverage.csv")
-                write(pd.concat(frames), arguments.out / "coverage_sets.csv")
+                write(table, arguments.out / "coverage.csv")
+                write(sets, arguments.out / "coverage_sets.csv")
+                print(row.to_string(index=False), flush=True)
 
 
 if __name__ == "__main__":

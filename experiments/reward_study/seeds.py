@@ -144,9 +144,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 ).assign(target=name, sampler=sampler, longest_arm_s=longest_arm_s)
                 table = pd.concat([table, made]) if len(table) else made
                 write(table, path)
-                short = summary(table)
-                write(short, arguments.out / "seeds.csv")
-                console.message(short.tail(1).to_string(index=False))
+                print(summary(table).tail(1).to_string(index=False), flush=True)
+    if len(table):
+        write(summary(table), arguments.out / "seeds.csv")
 
 
 if __name__ == "__main__":

@@ -131,5 +131,5 @@ def test_ratios_by_hand() -> None:
     found = comparisons.summary(table).set_index("method")
     assert found.ratio_max["halving"] == pytest.approx(4 / 3)
     assert found.against_halving_median["grid"] == pytest.approx((2.0 + 0.75) / 2)
-    assert list(found.loc["grid", ["better_than_halving", "worse_than_halving"]]) == [1, 1]
+    assert list(found.loc["grid", ["better_by_10_percent", "worse_by_10_percent"]]) == [1, 1]
     assert jnp.isfinite(found.ratio_median["grid"])
