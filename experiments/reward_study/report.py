@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.reward_study import options
 from experiments.reward_study.bandit import REWARD
+from experiments.reward_study.comparisons import NUM_SEEDS as NUM_SEEDS_COMPARED
+from experiments.reward_study.comparisons import TARGETS
+from experiments.reward_study.coverage import LONGEST_ARMS, PROBLEMS
+from experiments.reward_study.seeds import NUM_SEEDS, SAMPLERS
+from experiments.reward_study.targets import NAMES
 
 RHO, REGRET_MEDIAN, REGRET_WORST = 0.92, 1.05, 1.5
 COVERED, AGREE = 0.93, 0.9
-NUM_GRIDS, NUM_REPETITIONS, NUM_SEEDS = 1_000, 500, 10
+NUM_GRIDS, NUM_REPETITIONS = 1_000, 500
 
 BEGIN = "<!-- The reward study: written by make reward-study PARTS=report -->"
 END = "<!-- End of the reward study -->"
@@ -56,6 +62,14 @@ def target(what: str, value: float, limit: float, *, least: bool) -> str:
     line = f"* {what}: {short(value)}, target {sign} {short(limit)}: "
     # What is neither, NaN, is not met.
     return line + ("met." if met else f"**not met**, by {short(abs(value - limit))}.")
+
+
+def not_run(table: pd.DataFrame, *columns: Sequence[object], names: Sequence[str]) -> Lines:
+    """A line that names what has no row, of all combinations of the columns' values."""
+    there = set(table[list(names)].itertuples(index=False, name=None))
+    missing = [cell for cell in product(*columns) if cell not in there]
+    said = [" ".join(short(value) for value in cell) for cell in missing]
+    return [f"* Not run: {', '.join(said)}."] if said else []
 
 
 def study(table: pd.DataFrame) -> Lines:
@@ -104,6 +118,7 @@ def coverage(table: pd.DataFrame) -> Lines:
     return [
         target("Repetitions", table.repetitions.min(), NUM_REPETITIONS, least=True),
         target("Least share of sets with the best arm", table.covered.min(), COVERED, least=True),
+        *not_run(table, list(PROBLEMS), LONGEST_ARMS, names=("posterior", "longest_arm")),
         "",
         *markdown(table),
     ]
@@ -117,6 +132,7 @@ def seeds(table: pd.DataFrame) -> Lines:
         target("Seeds of each", table.seeds.min(), NUM_SEEDS, least=True),
         target("Least share of seeds that agree", share.min(), AGREE, least=True),
         f"* Posteriors and samplers for which it is met: {met} of {len(table)}.",
+        *not_run(table, NAMES, SAMPLERS, names=("target", "sampler")),
         "",
         *markdown(table),
     ]
@@ -124,7 +140,12 @@ def seeds(table: pd.DataFrame) -> Lines:
 
 def comparisons(table: pd.DataFrame) -> Lines:
     """Halving against what a user would otherwise do; no figure was set."""
-    return markdown(table)
+    wanted = len(TARGETS) * NUM_SEEDS_COMPARED
+    return [
+        target("Choices of each method", table.choices.min(), wanted, least=True),
+        "",
+        *markdown(table),
+    ]
 
 
 PARTS: Sequence[tuple[str, str, Callable[[pd.DataFrame], Lines]]] = (
