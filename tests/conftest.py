@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -26,7 +27,10 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     Most of a small run's time is compilation, and most runs here have the same programs. The cache
     is the session's own: the user's is neither read nor written.
     """
-    folder = str(tmp_path_factory.mktemp("compiled"))
+    base = tmp_path_factory.getbasetemp()
+    # Of several workers, each has a folder of its own in the session's.
+    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = str(session / "compiled")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
     with pytest.MonkeyPatch.context() as patched:
