@@ -1,7 +1,7 @@
 # One command each: make run, make test. Needs make and Python 3.11 or later, nothing else.
 #
 #   make run ARGS="sampler=sghmc tuner=mamba_fssd budget=quick"
-#   make test ARGS="tests/test_config.py -x"
+#   make test ARGS="tests/test_config.py -x"      (some of the tests, in one process)
 #   make run PYTHON=python3.12
 
 PYTHON ?=
@@ -23,14 +23,14 @@ run: $(PACKAGE)  ## The first experiment of the paper, whole: tune, ground truth
 	$(BIN)/mamba-run $(or $(ARGS),model=logreg sampler=sgld tuner=mamba_ksd)
 
 # Every check runs, whatever the others said; the last line tells which of them failed.
-test: $(CHECKS)  ## Format, lint, types, import order and every test
+test: $(CHECKS)  ## Format, lint, types, import order and every test, in two workers
 	@failed=""; \
 	check() { echo "== $$*"; "$$@" || failed="$$failed $$(basename "$$1")"; }; \
 	check $(BIN)/ruff format --check $(SOURCES); \
 	check $(BIN)/ruff check $(SOURCES); \
 	check $(BIN)/mypy; \
 	check $(BIN)/lint-imports --no-logo; \
-	check $(BIN)/python -m pytest --durations=15 $(ARGS); \
+	check $(BIN)/python -m pytest --durations=15 $(or $(ARGS),-n 2 --dist worksteal); \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; \
 	echo "all checks passed"
 

@@ -87,6 +87,21 @@ def test_what_was_not_measured_is_not_reported_as_met(tmp_path: Path) -> None:
     assert [line.split("|")[3].strip() for line in rows] == ["10,000"]
 
 
+def test_a_cell_without_a_draw_has_no_ratio(tmp_path: Path) -> None:
+    table = cells.Table(tmp_path / "chain.csv", chain.KEYS, chain.COLUMNS)
+    for sampler in ("sgld", "sgld_cv"):
+        for n in (chain.FEW, 1000):
+            table.add(
+                model="pmf", sampler=sampler, batch_size=n, kind="without_replacement",
+                num_data=80_000, num_integration_steps=1, draws_per_s=0.0,
+                floor_draws_per_s=1000.0, compile_s=1.0,
+            )  # fmt: skip
+    report.main(["--out", str(tmp_path)])
+    assert (
+        "| pmf | without_replacement | 1,000 | sgld | - |" in (tmp_path / "report.md").read_text()
+    )
+
+
 def test_the_ksd_row_by_row_is_the_ksd() -> None:
     found = rewards.time_ksd(40, 10)
     # Single precision, summed in two orders.

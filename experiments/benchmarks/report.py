@@ -47,6 +47,11 @@ def number(row: Row | None, column: str) -> float:
     return float(row[column]) if row is not None and row.get(column) else float("nan")
 
 
+def micros(per_second: float) -> float:
+    """Microseconds of one, NaN where none was made in the time of the measurement."""
+    return 1e6 / per_second if per_second else float("nan")
+
+
 def short(value: float, unit: str = "") -> str:
     """Three digits, or a dash for NaN."""
     if value != value:
@@ -152,7 +157,7 @@ class Figures:
             centred = self.speed(model, f"{sampler}_cv", n, kind)
             if model not in CENTRED_MODELS or kind == BLACKJAX or n == FEW or centred != centred:
                 continue
-            cost = number(row, "draws_per_s") / centred
+            cost = number(row, "draws_per_s") * micros(centred) / 1e6
             lines.append(
                 [model, kind, f"{n:,}", sampler, short(cost), verdict(at_most(cost, CENTRED_COST))]
             )
@@ -260,8 +265,9 @@ class Figures:
         for row in self.tables["scaling_rows"]:
             least = first.setdefault((row["batch_size"], row["scheme"]), row)
             n = int(row["batch_size"])
-            kept = number(row, "draws_per_s") / number(least, "draws_per_s")
-            added_ns = 1e9 / n * (1 / number(row, "draws_per_s") - 1 / number(least, "draws_per_s"))
+            kept = number(row, "draws_per_s") * micros(number(least, "draws_per_s")) / 1e6
+            slower = micros(number(row, "draws_per_s")) - micros(number(least, "draws_per_s"))
+            added_ns = 1e3 / n * slower
             miss_ns = number(row, "access_ns") - number(least, "access_ns")
             flat = kept >= FLATNESS or added_ns <= max(miss_ns, 0.0)
             lines.append(
@@ -284,12 +290,12 @@ class Figures:
             if kind == BLACKJAX or n == FEW:
                 continue
             length = int(row["num_integration_steps"])
-            step_us = 1e6 / number(row, "draws_per_s") / length
-            floor_us = 1e6 / number(row, "floor_draws_per_s") / length
+            step_us = micros(number(row, "draws_per_s")) / length
+            floor_us = micros(number(row, "floor_draws_per_s")) / length
             if not step_us > FAR * floor_us:
                 continue
             fixed = self.speed(model, sampler, FEW, "without_replacement")
-            fixed_us = 1e6 / fixed / length
+            fixed_us = micros(fixed) / length
             row_ns = 1e3 * (step_us - fixed_us) / (n - FEW)
             lines.append(
                 [
