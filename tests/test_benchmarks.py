@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from experiments.benchmarks import (
     tuning,
 )
 from experiments.benchmarks.published import COLUMNS, KEYS
+from experiments.readme import between
 
 
 def columns(path: Path) -> list[dict[str, str]]:
@@ -85,6 +87,30 @@ def test_what_was_not_measured_is_not_reported_as_met(tmp_path: Path) -> None:
     rows = [line for line in slower.partition("##")[0].splitlines() if "| logreg |" in line]
     # The cell of ours that is missing is listed, the faster one is not.
     assert [line.split("|")[3].strip() for line in rows] == ["10,000"]
+
+
+def test_the_targets_in_the_readme_are_those_of_the_results() -> None:
+    root = Path(__file__).parents[1]
+    shown = between(root / "README.md", report.BEGIN, report.END)
+    assert shown == "\n".join(report.Figures(root / "results" / "benchmarks").targets())
+
+
+def test_a_target_says_in_how_many_cells_it_is_met(tmp_path: Path) -> None:
+    ours = cells.Table(tmp_path / "chain.csv", chain.KEYS, chain.COLUMNS)
+    theirs = cells.Table(tmp_path / "published.csv", KEYS, COLUMNS)
+    for sampler, speed in (("sgld", 150.0), ("sgnht", 130.0)):
+        key: dict[str, Any] = {"model": "pmf", "sampler": sampler, "batch_size": 800}
+        key["num_data"] = 80_000
+        ours.add(
+            **key, kind="without_replacement", num_integration_steps=1, draws_per_s=speed,
+            floor_draws_per_s=1000.0, compile_s=1.0,
+        )  # fmt: skip
+        theirs.add(**key, draws_per_s=100.0, versions="x")
+    lines = report.Figures(tmp_path).targets()
+    (line,) = (line for line in lines if line.startswith("| pmf, n = 1 %"))
+    assert line.endswith("| at least 1.4 | 1.3 to 1.5 | 1 of 2 |")
+    (line,) = (line for line in lines if line.startswith("| bnn, n = 1 %"))
+    assert line.endswith("| at least 1.2 | - | 0 of 0 |")
 
 
 def test_a_cell_without_a_draw_has_no_ratio(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from experiments.benchmarks import cells
 from experiments.benchmarks.cells import Row, rows_of
 from experiments.benchmarks.chain import BLACKJAX, FEW, KINDS
 from experiments.benchmarks.published import quoted
+from experiments.readme import write_between
 from mamba_cli import artifacts
 from mamba_cli.run import COMMITTED_GROUND_TRUTH
 
@@ -38,6 +39,9 @@ FAR = 2.0
 """Times the floor's time from which a cell has to say why."""
 
 FLATNESS = 0.8
+
+BEGIN = "<!-- The benchmarks' targets: written by make bench -->"
+END = "<!-- End of the benchmarks' targets -->"
 
 Lines = list[str]
 
@@ -117,8 +121,7 @@ class Figures:
         for model, kind, factors in SPEED:
             for percent, factor in factors.items():
                 for (name, sampler, n, by), row in self.chain.items():
-                    share = 100 * n / int(row["num_data"])
-                    if (name, by) != (model, kind) or abs(share / percent - 1) > 0.01:
+                    if (name, by) != (model, kind) or not _is_share(n, row, percent):
                         continue
                     ours = number(row, "draws_per_s")
                     theirs = self.published.get((name, sampler, n), float("nan"))
@@ -136,6 +139,50 @@ class Figures:
             "ours / published", "target", "met", "ours / quoted",
         ]  # fmt: skip
         return markdown(header, lines)
+
+    def targets(self) -> Lines:
+        """A line a target: what was to be reached, what was, and in how many cells."""
+        lines = []
+        for model, kind, factors in SPEED:
+            for percent, factor in factors.items():
+                ratios = [
+                    number(row, "draws_per_s") / self.published.get((name, s, n), float("nan"))
+                    for (name, s, n, by), row in self.chain.items()
+                    if (name, by) == (model, kind) and _is_share(n, row, percent)
+                ]
+                what = f"{model}, n = {percent:g} % of the rows, `{kind}`: draws/s over SGMCMCJax's"
+                lines.append(_line(what, factor, ratios, at_least))
+        known = {key: theirs for key, theirs in self.published.items() if theirs == theirs}
+        ratios = [
+            self.speed(model, sampler, n, "without_replacement") / theirs
+            for (model, sampler, n), theirs in known.items()
+        ]
+        lines.append(
+            _line("every cell, `without_replacement`, over SGMCMCJax", 1, ratios, at_least)
+        )
+        for model in CENTRED_MODELS:
+            costs = [
+                number(row, "draws_per_s") * micros(self.speed(name, f"{s}_cv", n, kind)) / 1e6
+                for (name, s, n, kind), row in self.chain.items()
+                if name == model and kind in KINDS and kind != BLACKJAX and n != FEW
+            ]
+            what = f"{model}: a step with control variates over a plain one"
+            lines.append(_line(what, CENTRED_COST, costs, at_most))
+        for model, limit in WALL_OVER_T.items():
+            walls = [
+                number(row, "wall_over_t") for row in self.tables["tuning"] if row["model"] == model
+            ]
+            lines.append(_line(f"{model}: wall time of a MAMBA run over T", limit, walls, at_most))
+        for (draws, dim), factor in KSD_RATIO.items():
+            ratios = [
+                number(row, "row_by_row_s") / number(row, "seconds")
+                for row in self.tables["rewards"]
+                if (row["num_draws"], row["dim"]) == (draws, dim)
+                and row["reward"] == "ksd, row by row"
+            ]
+            what = f"KSD of {int(draws):,} draws x {int(dim):,}: row by row over ours"
+            lines.append(_line(what, factor, ratios, at_least))
+        return markdown(["what", "target", "measured", "cells that meet it"], lines)
 
     def slower(self) -> Lines:
         if not self.published:
@@ -312,8 +359,26 @@ class Figures:
         return markdown(header, lines)
 
 
+def _is_share(batch_size: int, row: Row, percent: float) -> bool:
+    """Whether a batch is that part of the rows, rounded."""
+    return abs(100 * batch_size / int(row["num_data"]) / percent - 1) <= 0.01
+
+
+def _line(
+    what: str, target: float, values: Iterable[float], met: Callable[[float, float], bool | None]
+) -> list[str]:
+    """A target with the least and the largest value, and how many meet it."""
+    known = [value for value in values if value == value]
+    sign = "at least" if met is at_least else "at most"
+    ends = (min(known), max(known)) if known else (float("nan"),)
+    shown = " to ".join(dict.fromkeys(map(short, ends)))
+    number_met = sum(bool(met(value, target)) for value in known)
+    return [what, f"{sign} {target:g}", shown, f"{number_met} of {len(known)}"]
+
+
 SECTIONS: Sequence[tuple[str, Callable[[Figures], Lines]]] = (
     ("Measured on", Figures.measured_on),
+    ("The targets", Figures.targets),
     ("Draws a second against the published library", Figures.speeds),
     ("Cells slower than the published library", Figures.slower),
     ("Control variates: cost over the plain sampler, at most 1.3", Figures.centred),
@@ -344,9 +409,16 @@ def report(folder: Path) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=cells.FOLDER)
-    folder = parser.parse_args(words).out
+    parser.add_argument("--readme", type=Path, help="whose table of targets is set; README.md")
+    arguments = parser.parse_args(words)
+    folder = arguments.out
     text = report(folder)
     (folder / "report.md").write_text(text, encoding="utf-8")
+    is_real = folder == cells.FOLDER and not cells.QUICK
+    readme = arguments.readme or (Path("README.md") if is_real else None)
+    if readme is not None:
+        table = "\n".join(Figures(folder).targets())
+        write_between(readme, BEGIN, END, table)
     print(text)
 
 

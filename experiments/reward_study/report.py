@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.readme import write_between
 from experiments.reward_study import options
 from experiments.reward_study.bandit import REWARD
 from experiments.reward_study.comparisons import NUM_SEEDS as NUM_SEEDS_COMPARED
@@ -193,16 +194,6 @@ def readme_table(folder: Path) -> str:
     return "\n".join(markdown(shown))
 
 
-def write_readme(readme: Path, table: str) -> None:
-    """Put the table between the markers."""
-    text = readme.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"{readme} has no line {BEGIN}"
-    assert end, f"{readme} has no line {END}"
-    readme.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--readme", type=Path, default=Path("README.md"), help="whose table is set")
@@ -210,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = arguments.out / "summary.md"
     path.write_text(document(arguments.out, quick=arguments.quick), encoding="utf-8")
     if arguments.readme is not None:
-        write_readme(arguments.readme, readme_table(arguments.out))
+        write_between(arguments.readme, BEGIN, END, readme_table(arguments.out))
     print(path)
 
 

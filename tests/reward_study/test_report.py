@@ -7,15 +7,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.readme import between
 from experiments.reward_study import options, report
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_table_in_the_readme_is_that_of_the_results() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.partition(report.BEGIN)[2].partition(report.END)[0]
-    assert shown.strip() == report.readme_table(ROOT / options.RESULTS).strip()
+    shown = between(ROOT / "README.md", report.BEGIN, report.END)
+    assert shown == report.readme_table(ROOT / options.RESULTS).strip()
 
 
 def test_the_summary_is_that_of_the_results() -> None:
