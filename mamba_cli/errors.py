@@ -44,7 +44,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in str(error))
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message without its full stop, or its kind where it has none."""
+def first_line(error: BaseException, silent: str | None = None) -> str:
+    """The first line of an error's message without its full stop; ``silent``, or else its kind,
+    where it has none.
+    """
     lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+    return lines[0].strip().rstrip(".") if lines else silent or type(error).__name__

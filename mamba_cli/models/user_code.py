@@ -215,8 +215,9 @@ def guarded(function: Callable[..., T], where: str, file: str | None = None) -> 
                 if file is not None and frame.filename == file
             ]
             line = f", line {lines[-1]}" if lines else ""
+            said = first_line(error, silent="(no message)")
             raise ConfigError(
-                f"{where}{line}: {type(error).__name__}: {first_line(error)}{_hint(error)}"
+                f"{where}{line}: {type(error).__name__}: {said}{_hint(error)}"
             ) from error
 
     return call
