@@ -8,7 +8,7 @@ reach on another one.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ FAR = 2.0
 """Times the floor's time from which a cell has to say why."""
 
 FLATNESS = 0.8
+
+ROW_BY_ROW = "ksd, row by row"
 
 BEGIN = "<!-- The benchmarks' targets: written by make bench -->"
 END = "<!-- End of the benchmarks' targets -->"
@@ -116,17 +118,31 @@ class Figures:
                     names.append(name)
         return [f"* {machine}; code {code}: {', '.join(n)}" for (machine, code), n in found.items()]
 
+    def against(
+        self, model: str, kind: str, percent: float
+    ) -> Iterator[tuple[str, int, float, float]]:
+        """Sampler, n, draws a second of ours and of the published library, at part of the rows."""
+        for (name, sampler, n, by), row in self.chain.items():
+            share = 100 * n / int(row["num_data"])
+            if (name, by) == (model, kind) and abs(share / percent - 1) <= 0.01:
+                theirs = self.published.get((name, sampler, n), float("nan"))
+                yield sampler, n, number(row, "draws_per_s"), theirs
+
+    def costs_of_centring(self) -> Iterator[tuple[str, str, int, str, float]]:
+        """Model, sampler, n, minibatches, and a step with control variates over a plain one."""
+        for (model, sampler, n, kind), row in self.chain.items():
+            centred = self.speed(model, f"{sampler}_cv", n, kind)
+            if model in CENTRED_MODELS and kind != BLACKJAX and n != FEW and centred == centred:
+                cost = number(row, "draws_per_s") * micros(centred) / 1e6
+                yield model, sampler, n, kind, cost
+
     def speeds(self) -> Lines:
         lines = []
         for model, kind, factors in SPEED:
             for percent, factor in factors.items():
-                for (name, sampler, n, by), row in self.chain.items():
-                    if (name, by) != (model, kind) or not _is_share(n, row, percent):
-                        continue
-                    ours = number(row, "draws_per_s")
-                    theirs = self.published.get((name, sampler, n), float("nan"))
-                    told = quoted(name, sampler, n) or float("nan")
-                    blackjax = self.speed(name, sampler, n, BLACKJAX)
+                for sampler, n, ours, theirs in self.against(model, kind, percent):
+                    told = quoted(model, sampler, n) or float("nan")
+                    blackjax = self.speed(model, sampler, n, BLACKJAX)
                     lines.append(
                         [
                             model, kind, f"{n:,}", sampler, short(ours), short(blackjax),
@@ -145,27 +161,19 @@ class Figures:
         lines = []
         for model, kind, factors in SPEED:
             for percent, factor in factors.items():
-                ratios = [
-                    number(row, "draws_per_s") / self.published.get((name, s, n), float("nan"))
-                    for (name, s, n, by), row in self.chain.items()
-                    if (name, by) == (model, kind) and _is_share(n, row, percent)
-                ]
+                found = self.against(model, kind, percent)
+                ratios = [ours / theirs for _, _, ours, theirs in found]
                 what = f"{model}, n = {percent:g} % of the rows, `{kind}`: draws/s over SGMCMCJax's"
                 lines.append(_line(what, factor, ratios, at_least))
-        known = {key: theirs for key, theirs in self.published.items() if theirs == theirs}
         ratios = [
-            self.speed(model, sampler, n, "without_replacement") / theirs
-            for (model, sampler, n), theirs in known.items()
+            self.speed(*key, "without_replacement") / theirs
+            for key, theirs in self.published.items()
         ]
         lines.append(
             _line("every cell, `without_replacement`, over SGMCMCJax", 1, ratios, at_least)
         )
         for model in CENTRED_MODELS:
-            costs = [
-                number(row, "draws_per_s") * micros(self.speed(name, f"{s}_cv", n, kind)) / 1e6
-                for (name, s, n, kind), row in self.chain.items()
-                if name == model and kind in KINDS and kind != BLACKJAX and n != FEW
-            ]
+            costs = [cost for name, *_, cost in self.costs_of_centring() if name == model]
             what = f"{model}: a step with control variates over a plain one"
             lines.append(_line(what, CENTRED_COST, costs, at_most))
         for model, limit in WALL_OVER_T.items():
@@ -177,8 +185,7 @@ class Figures:
             ratios = [
                 number(row, "row_by_row_s") / number(row, "seconds")
                 for row in self.tables["rewards"]
-                if (row["num_draws"], row["dim"]) == (draws, dim)
-                and row["reward"] == "ksd, row by row"
+                if (row["num_draws"], row["dim"], row["reward"]) == (draws, dim, ROW_BY_ROW)
             ]
             what = f"KSD of {int(draws):,} draws x {int(dim):,}: row by row over ours"
             lines.append(_line(what, factor, ratios, at_least))
@@ -199,15 +206,10 @@ class Figures:
         return markdown(header, found)
 
     def centred(self) -> Lines:
-        lines = []
-        for (model, sampler, n, kind), row in self.chain.items():
-            centred = self.speed(model, f"{sampler}_cv", n, kind)
-            if model not in CENTRED_MODELS or kind == BLACKJAX or n == FEW or centred != centred:
-                continue
-            cost = number(row, "draws_per_s") * micros(centred) / 1e6
-            lines.append(
-                [model, kind, f"{n:,}", sampler, short(cost), verdict(at_most(cost, CENTRED_COST))]
-            )
+        lines = [
+            [model, kind, f"{n:,}", sampler, short(cost), verdict(at_most(cost, CENTRED_COST))]
+            for model, sampler, n, kind, cost in self.costs_of_centring()
+        ]
         return markdown(["model", "minibatches", "n", "sampler", "cost with CV", "met"], lines)
 
     def tunings(self) -> Lines:
@@ -234,7 +236,7 @@ class Figures:
         for row in self.tables["rewards"]:
             ratio = number(row, "row_by_row_s") / number(row, "seconds")
             target = KSD_RATIO.get((row["num_draws"], row["dim"]), float("nan"))
-            is_ksd = row["reward"] == "ksd, row by row"
+            is_ksd = row["reward"] == ROW_BY_ROW
             met = at_least(ratio, target) if is_ksd and target == target else None
             lines.append(
                 [
@@ -357,11 +359,6 @@ class Figures:
             f"us at {FEW} rows", "share of it", "ns a row above that", "floor ns a row",
         ]  # fmt: skip
         return markdown(header, lines)
-
-
-def _is_share(batch_size: int, row: Row, percent: float) -> bool:
-    """Whether a batch is that part of the rows, rounded."""
-    return abs(100 * batch_size / int(row["num_data"]) / percent - 1) <= 0.01
 
 
 def _line(
