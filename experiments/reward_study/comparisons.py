@@ -38,10 +38,10 @@ import pandas as pd
 
 from experiments.reward_study import formula, options, targets
 from experiments.reward_study.bandit import REDUCTION_FACTOR, Costs, Estimate, Stage
-from experiments.reward_study.study import costs_of, write
+from experiments.reward_study.study import costs_of
+from experiments.reward_study.tables import joined, read, write
 from mamba_cli.chain import Chain
 from mamba_cli.console import Console
-from mamba_cli.errors import NothingUsableError
 from mamba_cli.tuners.halving import schedule, total_s
 from mamba_cli.types import Hyperparameters
 
@@ -284,19 +284,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ground-truth", type=Path, default=Path("results/ground_truth"))
     arguments = options.parse(parser, argv, QUICK)
     path = arguments.out / "comparisons_runs.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["target"])
+    table = read(path, ["target"])
     with Console() as console:
         for name in [name for name in arguments.targets if name not in set(table.target)]:
-            try:
-                target = targets.target(name, arguments.out, arguments.ground_truth, console)
-            except (targets.NotThereYet, NothingUsableError) as error:
-                console.message(f"{name} is left out: {error}")
+            target = targets.available(name, arguments.out, arguments.ground_truth, console)
+            if target is None:
                 continue
             stage = Stage(name, target, SAMPLER)
             stage.pace(Costs(costs_of(stage.problem, arguments.out / "costs.csv")), [1])
             made = compare(stage, arguments.longest_arm_s, arguments.seeds, arguments.truth_chains)
             made = made.assign(target=name, longest_arm_s=arguments.longest_arm_s)
-            table = pd.concat([table, made]) if len(table) else made
+            table = joined(table, made)
             write(table, path)
             print(name, made.groupby("method", sort=False).error.mean().to_dict(), flush=True)
     if len(table):

@@ -28,7 +28,7 @@ import pandas as pd
 
 from experiments.reward_study import options, targets
 from experiments.reward_study.bandit import Costs, Estimate, Stage
-from experiments.reward_study.study import write
+from experiments.reward_study.tables import joined, read, write
 from mamba_cli.console import Console
 from mamba_cli.tuners.confidence import arms_of_best_set
 from mamba_cli.types import Hyperparameters, Reporter, SilentReporter
@@ -138,10 +138,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--posteriors", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--lengths", nargs="+", type=float, default=list(LONGEST_ARMS))
     arguments = options.parse(parser, argv, QUICK)
-    table, sets = (
-        pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["posterior", "longest_arm"])
-        for path in (arguments.out / "coverage.csv", arguments.out / "coverage_sets.csv")
-    )
+    paths = [arguments.out / "coverage.csv", arguments.out / "coverage_sets.csv"]
+    table, sets = (read(path, ["posterior", "longest_arm"]) for path in paths)
     with Console() as console:
         for name in arguments.posteriors:
             there = set(table[table.posterior == name].longest_arm)
@@ -154,12 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 own = repeat(stage, arms, length, arguments.repetitions, console)
                 of_both = {"posterior": name, "longest_arm": length}
                 row = pd.DataFrame([of_both | summary(own, errors)])
-                table = pd.concat([table, row]) if len(table) else row
-                sets = (
-                    pd.concat([sets, own.assign(**of_both)]) if len(sets) else own.assign(**of_both)
-                )
-                write(table, arguments.out / "coverage.csv")
-                write(sets, arguments.out / "coverage_sets.csv")
+                table, sets = joined(table, row), joined(sets, own.assign(**of_both))
+                for path, made in zip(paths, (table, sets), strict=True):
+                    write(made, path)
                 print(row.to_string(index=False), flush=True)
 
 

@@ -26,9 +26,9 @@ import pandas as pd
 
 from experiments.reward_study import options, targets
 from experiments.reward_study.bandit import Costs, Stage
-from experiments.reward_study.study import costs_of, write
+from experiments.reward_study.study import costs_of
+from experiments.reward_study.tables import joined, read, write
 from mamba_cli.console import Console
-from mamba_cli.errors import NothingUsableError
 from mamba_cli.types import Reporter, SilentReporter
 
 SAMPLERS = ("sgld", "sgld_cv", "sghmc")
@@ -122,17 +122,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ground-truth", type=Path, default=Path("results/ground_truth"))
     arguments = options.parse(parser, argv, QUICK)
     path = arguments.out / "seeds_runs.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["target", "sampler"])
+    table = read(path, ["target", "sampler"])
     with Console() as console:
         for name in arguments.targets:
             there = set(table[table.target == name].sampler)
             missing = [sampler for sampler in arguments.samplers if sampler not in there]
             if not missing:
                 continue
-            try:
-                target = targets.target(name, arguments.out, arguments.ground_truth, console)
-            except (targets.NotThereYet, NothingUsableError) as error:
-                console.message(f"{name} is left out: {error}")
+            target = targets.available(name, arguments.out, arguments.ground_truth, console)
+            if target is None:
                 continue
             for sampler in missing:
                 stage = Stage(name, target, sampler)
@@ -142,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 made = runs(
                     stage, longest_arm_s, arguments.seeds, arguments.truth_chains, console
                 ).assign(target=name, sampler=sampler, longest_arm_s=longest_arm_s)
-                table = pd.concat([table, made]) if len(table) else made
+                table = joined(table, made)
                 write(table, path)
                 print(summary(table).tail(1).to_string(index=False), flush=True)
     if len(table):

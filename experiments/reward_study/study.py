@@ -42,12 +42,12 @@ from experiments.reward_study.candidates import (
     loss_of,
     whitening_method,
 )
+from experiments.reward_study.tables import read, write
 from mamba_cli import gradients, minibatch
 from mamba_cli.chain import Budget, Chain, advance
 from mamba_cli.config import batch_size_of, build
 from mamba_cli.console import Console
 from mamba_cli.curvature import whitening_at
-from mamba_cli.errors import NothingUsableError
 from mamba_cli.map_estimate import AdamPhase, MapSettings, find_map
 from mamba_cli.pacing import Calibrated
 from mamba_cli.tuners.guards import Guards, principal_axes
@@ -310,13 +310,6 @@ def piece_is_done(path: Path, names: Iterable[str]) -> bool:
     return path.exists() and set(names) <= set(pd.read_csv(path, nrows=0).columns)
 
 
-def write(frame: pd.DataFrame, path: Path) -> None:
-    """A CSV that is whole or not there."""
-    partial_path = path.with_suffix(".partial")
-    frame.to_csv(partial_path, index=False)
-    partial_path.replace(path)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=list(targets.NAMES), choices=targets.NAMES)
@@ -354,10 +347,8 @@ def make_pieces(
                     missing[path] = (budget_s, seed)
         if not missing:
             continue
-        try:
-            target = target or targets.target(name, arguments.out, arguments.ground_truth, console)
-        except (targets.NotThereYet, NothingUsableError) as error:
-            console.message(f"{name} is left out: {error}")
+        target = target or targets.available(name, arguments.out, arguments.ground_truth, console)
+        if target is None:
             return made
         problem = Problem(name, target, sampler, rewards)
         costs_s = costs_of(problem, arguments.out / "costs.csv")
@@ -377,7 +368,7 @@ def make_pieces(
 def costs_of(problem: Problem, path: Path) -> dict[int, float]:
     """Seconds of a gradient step by batch size; what is not in the file is measured and added."""
     columns = ["target", "sampler", "batch_size", "cost_s"]
-    known = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
+    known = read(path, columns)
     own = known[(known.target == problem.name) & (known.sampler == problem.sampler)]
     costs = {int(n): float(s) for n, s in zip(own.batch_size, own.cost_s, strict=True)}
     missing = {arm.batch_size: arm for arm in problem.arms() if arm.batch_size not in costs}

@@ -29,6 +29,7 @@ import numpy as np
 
 from experiments.reward_study.errors import Floats, rms_difference, whitened_w2
 from mamba_cli import artifacts
+from mamba_cli.errors import NothingUsableError
 from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
 from mamba_cli.map_estimate import hessian
 from mamba_cli.models.logreg import logistic_regression
@@ -298,6 +299,17 @@ def pmf(ground_truth_dir: Path, data_dir: str | None) -> Target:
 
 
 NAMES = ("gaussian", "logreg", "skewed", "two_modes", "network", "pmf")
+
+
+def available(
+    name: str, results: Path, ground_truth_dir: Path, reporter: Reporter
+) -> Target | None:
+    """A posterior by its name; None, with a message, where its truth cannot be had."""
+    try:
+        return target(name, results, ground_truth_dir, reporter)
+    except (NotThereYet, NothingUsableError) as error:
+        reporter.message(f"{name} is left out: {error}")
+        return None
 
 
 def target(name: str, results: Path, ground_truth_dir: Path, reporter: Reporter) -> Target:
