@@ -613,7 +613,7 @@ class RunFolder:
         """
         path = Path(path)
         _make_folder(path)
-        lock = _take_lock(path, wait_s)
+        lock = take_lock(path, wait_s)
         try:
             resolved = plain(config)
             for place in (path, path / "checkpoint", path / ".hydra"):
@@ -826,7 +826,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _take_lock(folder: Path, wait_s: float = 0.0) -> int:
+def take_lock(folder: Path, wait_s: float = 0.0) -> int:
     """Lock ``folder`` for this process; the system drops the lock when the process ends.
 
     Where another process has it, that one gets ``wait_s`` seconds to end.
