@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +32,13 @@ from experiments.paper.cells import (
 )
 from experiments.paper.published import Key, log10_h, published
 from experiments.paper.tables import Summary, is_better, mark_best
+from experiments.readme import between
 from mamba_cli.artifacts import read_json, read_table
 from mamba_cli.config import group_options, settings_from
 from mamba_cli.errors import ConfigError, NothingUsableError
+
+ROOT = Path(__file__).parents[1]
+REAL = Path(os.environ.get("MAMBA_DATA_DIR") or ROOT.parent / "shared" / "data")
 
 
 @pytest.mark.parametrize("label", TABLES)
@@ -299,6 +304,33 @@ def test_runs_are_made_resumed_redone_and_reported(
     before = (cell.folder(scale) / "provenance.json").read_bytes()
     assert schedule.run_cells([cell], longer, "again") == []
     assert (cell.folder(scale) / "provenance.json").read_bytes() != before
+
+
+@pytest.mark.parametrize("key", STUDIES)
+def test_the_tables_of_a_study_are_made_at_toy_sizes(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key != "LR":
+        if not REAL.is_dir():
+            pytest.skip("needs MovieLens 100K and MNIST (MAMBA_DATA_DIR)")
+        monkeypatch.setenv("MAMBA_DATA_DIR", str(REAL))
+    labels = [label for label, study in ALL_TABLES.items() if study == key]
+    assert paper.main(["tables", *labels, "--quick", f"--root={tmp_path}"]) == 0
+    scale = toy_scale(tmp_path)
+    for label in labels:
+        found = tables.summaries(label, scale)
+        assert all(summary.values or summary.note for summary in found.values())
+        assert "not run yet" not in " ".join(tables.lacking(found))
+        _, rows = read_table(tmp_path / "tables" / f"{label}.csv")
+        assert len(rows) == len(tables.laid_out(label, found)[1])
+        assert tables.body(label, scale).startswith("**QUICK=1")
+    text = (tmp_path / "tables" / "comparison.md").read_text()
+    assert text.count("**holds**") + text.count("**does not hold**") > 0
+
+
+def test_the_readme_shows_the_table_as_it_is_committed() -> None:
+    text = between(ROOT / "README.md", tables.BEGIN, tables.END)
+    assert text == tables.body(tables.IN_README, paper_scale(ROOT / "results"))
 
 
 def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:

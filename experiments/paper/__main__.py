@@ -29,6 +29,7 @@ from experiments.paper.cells import (
     with_best,
 )
 from experiments.paper.schedule import Failure, alone, missing, run_cells, say
+from experiments.readme import write_between
 from mamba_cli.artifacts import read_json
 from mamba_cli.cli import INTERRUPTED
 from mamba_cli.compilation import use_cache
@@ -38,6 +39,9 @@ KINDS: dict[str, Sequence[str]] = {"tables": list(ALL_TABLES), "figures": FIGURE
 
 
 Runner = Callable[[Sequence[Cell], Scale, str], list[Failure]]
+
+README = Path("README.md")
+"""Of the project; results of its own sizes, in their own place, are shown in it."""
 
 ANY = {"step_size": 1e-6, "batch_size": 1000}
 """Hyperparameters of a line whose tuning is still to be done, to say how long it takes."""
@@ -80,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             make = make_tables if asked.kind == "tables" else make_figures
             failures = make(asked.names or known, scale, _no_run if asked.no_run else run_cells)
             comparison.write(scale)
+            if not (asked.root or scale.note) and tables.IN_README in (asked.names or known):
+                text = tables.body(tables.IN_README, scale)
+                write_between(README, tables.BEGIN, tables.END, text)
             say(f"written to {scale.root / 'tables' / 'comparison'}.md (.csv)")
     except MambaError as error:
         say(str(error))

@@ -601,7 +601,8 @@ def markdown(rows: Sequence[Mapping[str, object]], scale: Scale) -> str:
         "Made by `make tables` from the runs' own files and the numbers that the paper prints "
         "(`experiments/paper_tables`). Verdicts are computed: ours by Welch tests at "
         f"{100 * SIGNIFICANCE:g} % between the repeats, the paper's from its printed numbers as "
-        "they are. With a single repeat the noise is not known, and nothing beats anything.",
+        "they are. With a single repeat the noise is not known, and nothing beats anything; a rule "
+        "that names a factor is decided by the means, of one run too.",
         "",
         "## Claims",
         "",

@@ -47,6 +47,9 @@ OVERHEAD = {"logreg": 1.35, "pmf": 1.35, "bnn": 1.5}
 START_S = {"logreg": 5.0, "pmf": 12.0, "bnn": 20.0}
 """Seconds of a run before and after it samples: data, MAP, compilation."""
 
+TOY_START_S = {"logreg": 1.4, "pmf": 3.5, "bnn": 3.5}
+TOY_BANDIT_S = {"logreg": 1.0, "pmf": 3.0, "bnn": 3.0}
+"""The same at toy sizes, and what a bandit compiles besides."""
 
 GRADIENT_S = {"logreg": 3e-3, "pmf": 8e-3, "bnn": 0.15}
 """Seconds to score a draw by its gradient over all rows."""
@@ -106,9 +109,11 @@ def scoring_s(plan: Plan) -> float:
 
 def expected_s(plan: Plan) -> float:
     """Seconds that a cell is expected to take."""
-    model = plan.cell.model
-    full_size = plan.settings.is_paper_size
-    start_s = START_S[model] if full_size else 1.0
+    model, settings = plan.cell.model, plan.settings
+    start_s = START_S[model]
+    if not settings.is_paper_size:
+        is_bandit = isinstance(settings.tuner, MambaSettings)
+        start_s = TOY_START_S[model] + (TOY_BANDIT_S[model] if is_bandit else 0.0)
     return start_s + OVERHEAD[model] * sampling_s(plan) + scoring_s(plan)
 
 

@@ -20,6 +20,12 @@ from mamba_cli.artifacts import atomic_write, read_json, read_metrics, write_tab
 SIGNIFICANCE = 0.05
 """Of the one-sided Welch test by which the best tuner has to beat every other one."""
 
+IN_README = "LR_std_estimates"
+"""The table that README.md shows, between these two lines."""
+
+BEGIN = f"<!-- {IN_README}: written by make tables -->"
+END = f"<!-- End of {IN_README} -->"
+
 LONG_COLUMNS = (
     "sampler",
     "tuner",
@@ -241,6 +247,12 @@ def write(label: str, scale: Scale) -> list[str]:
     text = markdown(label, scale, header, rows, found)
     atomic_write(folder / f"{label}.md", text.encode())
     return lacking(found)
+
+
+def body(label: str, scale: Scale) -> str:
+    """A written table without its heading."""
+    text = (scale.root / "tables" / f"{label}.md").read_text(encoding="utf-8")
+    return text.partition("\n")[2].strip()
 
 
 def lacking(found: Mapping[Place, Summary]) -> list[str]:

@@ -2,22 +2,23 @@
 
     python -m experiments.reward_study.seeds [--targets ...] [--samplers ...] [--out ...]
 
-``tuner=mamba`` with ten seeds over the study's grid of arms, for each posterior and sampler, by
-steps at the costs in ``costs.csv``. The true error of every arm that won is the mean over
-independent chains as long as those of an arm that reaches the end. A seed *agrees* if its winner is
-the one that won most often, or if the true errors of both differ by 10 % at most.
+``tuner=mamba`` with ten seeds over the study's grid of arms, for each posterior, sampler and length
+of the longest arm, by steps at the costs in ``costs.csv``. The true error of every arm that won is
+the mean over independent chains as long as those of an arm that reaches the end. A seed *agrees* if
+its winner is the one that won most often, or if the true errors of both differ by 10 % at most.
 
 ``seeds_runs.csv``: one row a tuning, with its winner and the true error of that and its standard
-error. ``seeds.csv``: one row a posterior and sampler: ``same``, seeds with the arm that won most
-often; ``agree``; ``error_ratio``, the largest over the smallest true error of a winner. What is in
-``seeds_runs.csv`` is not run again.
+error. ``seeds.csv``: one row a posterior, sampler and length: ``same``, seeds with the arm that won
+most often; ``agree``; ``error_ratio``, the largest over the smallest true error of a winner. What
+is in ``seeds_runs.csv`` is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -33,7 +34,8 @@ from mamba_cli.types import Reporter, SilentReporter
 
 SAMPLERS = ("sgld", "sgld_cv", "sghmc")
 NUM_SEEDS = 10
-LONGEST_ARM_S = 0.2
+LONGEST_ARMS_S = (0.2, 1.0)
+KEYS = ["target", "sampler", "longest_arm_s"]
 SLOW = {"pmf": 10.0}
 """Times as many seconds, where a step costs a millisecond."""
 
@@ -44,9 +46,17 @@ QUICK = {
     "targets": ["skewed"],
     "samplers": ["sgld"],
     "seeds": 3,
-    "longest_arm_s": 0.02,
+    "longest_arm_s": [0.02],
     "truth_chains": 4,
 }
+
+
+def cells(
+    names: Iterable[str], samplers: Iterable[str], longest_arms_s: Iterable[float]
+) -> list[tuple[str, str, float]]:
+    """What is run: posterior, sampler and length, each of every other."""
+    whole = product(names, samplers, longest_arms_s)
+    return [(name, sampler, seconds * SLOW.get(name, 1.0)) for name, sampler, seconds in whole]
 
 
 def runs(
@@ -84,9 +94,9 @@ def runs(
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a posterior and sampler; see the module's docstring."""
+    """One row a posterior, sampler and length; see the module's docstring."""
     rows = []
-    for (name, sampler), group in table.groupby(["target", "sampler"], sort=False):
+    for (name, sampler, longest_arm_s), group in table.groupby(KEYS, sort=False):
         errors = group.groupby("winner").error.first()
         counts = group.winner.value_counts()
         most = [arm for arm in counts.index if counts[arm] == counts.max()]
@@ -100,7 +110,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             {
                 "target": name,
                 "sampler": sampler,
-                "longest_arm_s": group.longest_arm_s.iloc[0],
+                "longest_arm_s": longest_arm_s,
                 "seeds": len(group),
                 "usual_winner": usual,
                 "same": int(counts[usual]),
@@ -117,32 +127,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--targets", nargs="+", default=list(targets.NAMES), choices=targets.NAMES)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="how many")
-    parser.add_argument("--longest-arm-s", type=float, default=LONGEST_ARM_S)
+    parser.add_argument("--longest-arm-s", nargs="+", type=float, default=list(LONGEST_ARMS_S))
     parser.add_argument("--truth-chains", type=int, default=NUM_TRUTH_CHAINS)
     parser.add_argument("--ground-truth", type=Path, default=Path("results/ground_truth"))
     arguments = options.parse(parser, argv, QUICK)
     path = arguments.out / "seeds_runs.csv"
-    table = read(path, ["target", "sampler"])
+    table = read(path, KEYS)
     with Console() as console:
         for name in arguments.targets:
-            there = set(table[table.target == name].sampler)
-            missing = [sampler for sampler in arguments.samplers if sampler not in there]
+            there = set(table[KEYS].itertuples(index=False, name=None))
+            wanted = cells([name], arguments.samplers, arguments.longest_arm_s)
+            missing = [cell for cell in wanted if cell not in there]
             if not missing:
                 continue
             target = targets.available(name, arguments.out, arguments.ground_truth, console)
             if target is None:
                 continue
-            for sampler in missing:
+            for sampler in dict.fromkeys(cell[1] for cell in missing):
                 stage = Stage(name, target, sampler)
-                lengths = {arm.num_integration_steps for arm in stage.problem.arms()}
-                stage.pace(Costs(costs_of(stage.problem, arguments.out / "costs.csv")), lengths)
-                longest_arm_s = arguments.longest_arm_s * SLOW.get(name, 1.0)
-                made = runs(
-                    stage, longest_arm_s, arguments.seeds, arguments.truth_chains, console
-                ).assign(target=name, sampler=sampler, longest_arm_s=longest_arm_s)
-                table = joined(table, made)
-                write(table, path)
-                print(summary(table).tail(1).to_string(index=False), flush=True)
+                steps = {arm.num_integration_steps for arm in stage.problem.arms()}
+                stage.pace(Costs(costs_of(stage.problem, arguments.out / "costs.csv")), steps)
+                for longest_arm_s in (cell[2] for cell in missing if cell[1] == sampler):
+                    made = runs(
+                        stage, longest_arm_s, arguments.seeds, arguments.truth_chains, console
+                    )
+                    cell = dict(zip(KEYS, (name, sampler, longest_arm_s), strict=True))
+                    table = joined(table, made.assign(**cell))
+                    write(table, path)
+                    print(summary(table).tail(1).to_string(index=False), flush=True)
     if len(table):
         write(summary(table), arguments.out / "seeds.csv")
 
