@@ -295,31 +295,53 @@ def chunk_sizes(model: Model) -> tuple[int, ...]:
 
 
 def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
-    """A function from positions ``[m, dim]`` to the full-data gradients there, ``[m, dim]``.
+    """A function from positions ``[m, dim]`` to the full-data gradients there, ``[m, dim]``."""
+    if isinstance(model, HasFullLikelihood):
+        return _one_by_one(partial(full_gradient, model), all_data(model))
+    together = _log_likelihoods(model)
+    likelihoods = jax.grad(lambda positions, rows: jnp.sum(together(positions, rows)))
+    return _chunk_by_chunk(model, likelihoods, jax.vmap(jax.grad(model.log_prior)))
 
-    The data are read once per chunk of positions, in blocks of rows, so that m gradients cost
+
+def full_log_densities(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
+    """A function from positions ``[m, dim]`` to the log posterior densities there, ``[m]``.
+
+    Of all rows, and up to a constant.
+    """
+    if isinstance(model, HasFullLikelihood):
+        return _one_by_one(
+            lambda position, data: (
+                model.log_prior(position) + model.full_log_likelihood(position, data)
+            ),
+            all_data(model),
+        )
+    return _chunk_by_chunk(model, _log_likelihoods(model), jax.vmap(model.log_prior))
+
+
+def _chunk_by_chunk(
+    model: Model,
+    of_likelihoods: Callable[[Array, PyTree], Array],
+    of_priors: Callable[[Array], Array],
+) -> Callable[[Array | np.ndarray], np.ndarray]:
+    """The sum over all rows of ``of_likelihoods(positions, rows)``, and ``of_priors(positions)``.
+
+    The data are read once per chunk of positions, in blocks of rows, so that m positions cost
     far less than m passes over memory. A program for each of the ``chunk_sizes`` serves every m:
     the last chunk is padded. Blocks are too small for XLA to share them well among cores, so each
     core is given a range of blocks in a thread of its own.
     """
-    if isinstance(model, HasFullLikelihood):
-        return _one_by_one(model)
     sizes = chunk_sizes(model)
-    together = _log_likelihoods(model, sizes)
-    likelihood_gradients = jax.grad(lambda positions, rows: jnp.sum(together(positions, rows)))
-    prior_gradients = jax.vmap(jax.grad(model.log_prior))
     num_blocks = model.num_data // BLOCK_ROWS
     num_threads = max(1, min(available_cores(), num_blocks))
     cuts = [num_blocks * thread // num_threads for thread in range(num_threads + 1)]
 
     @jax.jit
     def of_range(positions: Array, rows: PyTree, first: int, last: int) -> Array:
-        return sum_over_range(partial(likelihood_gradients, positions), rows, first, last)
+        return sum_over_range(partial(of_likelihoods, positions), rows, first, last)
 
     @jax.jit
     def of_the_rest(positions: Array, rows: PyTree) -> Array:
-        rest = sum_over_rest(partial(likelihood_gradients, positions), rows)
-        return prior_gradients(positions) + rest
+        return of_priors(positions) + sum_over_rest(partial(of_likelihoods, positions), rows)
 
     def of_chunk(positions: Array) -> np.ndarray:
         def of_thread(first: int, last: int) -> np.ndarray:
@@ -332,7 +354,7 @@ def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
                 parts = list(pool.map(of_thread, cuts[:-1], cuts[1:]))
         return np.asarray(of_the_rest(positions, model.data)) + sum(parts)
 
-    def gradients(positions: Array | np.ndarray) -> np.ndarray:
+    def of_positions(positions: Array | np.ndarray) -> np.ndarray:
         # In NumPy: a slice of a JAX array would be compiled for every new shape.
         on_host, results = np.asarray(positions, np.float32), []
         for start in range(0, len(on_host), sizes[-1]):
@@ -343,27 +365,28 @@ def full_gradients(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
             results.append(of_chunk(padded)[: len(part)])
         return np.concatenate(results)
 
-    return gradients
+    return of_positions
 
 
-def _log_likelihoods(model: Model, sizes: tuple[int, ...]) -> Callable[[Array, PyTree], Array]:
-    """Log likelihoods of rows at positions ``[m, dim]``, m one of ``sizes``; ``[m]``."""
+def _log_likelihoods(model: Model) -> Callable[[Array, PyTree], Array]:
+    """Log likelihoods of rows at positions ``[m, dim]``, m one of ``chunk_sizes``; ``[m]``."""
     if isinstance(model, HasLogLikelihoods):
         return model.log_likelihoods
-    if sizes == (1,):
-        return lambda positions, rows: model.log_likelihood(positions[0], rows)
+    if chunk_sizes(model) == (1,):
+        return lambda positions, rows: model.log_likelihood(positions[0], rows)[None]
     return jax.vmap(model.log_likelihood, in_axes=(0, None))
 
 
-def _one_by_one(model: Model) -> Callable[[Array | np.ndarray], np.ndarray]:
-    of_position = jax.jit(partial(full_gradient, model))
-    data = all_data(model)
+def _one_by_one(
+    function: Callable[[Array, PyTree], Array], data: PyTree
+) -> Callable[[Array | np.ndarray], np.ndarray]:
+    of_position = jax.jit(function)
 
-    def gradients(positions: Array | np.ndarray) -> np.ndarray:
+    def of_positions(positions: Array | np.ndarray) -> np.ndarray:
         on_host = np.asarray(positions, np.float32)
         return np.stack([np.asarray(of_position(position, data)) for position in on_host])
 
-    return gradients
+    return of_positions
 
 
 def full_gradient(model: Model, position: Array, data: PyTree) -> Array:

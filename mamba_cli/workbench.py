@@ -21,7 +21,7 @@ from mamba_cli.gradients import (
     GradientEstimator,
     available_cores,
     full_gradients,
-    sum_over_minibatch,
+    full_log_densities,
 )
 from mamba_cli.noise import threefry
 from mamba_cli.pacing import Pace, WallClock
@@ -30,7 +30,6 @@ from mamba_cli.types import (
     Array,
     FeatureFn,
     HasDensityPredictions,
-    HasFullLikelihood,
     HasSquaredError,
     Hyperparameters,
     Model,
@@ -106,7 +105,7 @@ class Workbench:
     _programs: dict[int, ChainProgram] = field(default_factory=dict)
     _arranged: dict[Arrangement | None, PyTree] = field(default_factory=dict)
     _full_gradients: Callable[[Array | np.ndarray], np.ndarray] | None = None
-    _log_density: Callable[[np.ndarray, PyTree], Array] | None = None
+    _full_log_densities: Callable[[np.ndarray], np.ndarray] | None = None
     _predict_sum: SumFn | None = None
     _prediction_sum: SumFn | None = None
     _squared_error_sum: SumFn | None = None
@@ -177,13 +176,9 @@ class Workbench:
 
     def log_densities(self, positions: np.ndarray) -> np.ndarray:
         """Log posterior density over all rows, up to a constant, ``[m]`` for ``[m, dim]``."""
-        model = self.model
-        if self._log_density is None:
-            full = isinstance(model, HasFullLikelihood)
-            self._log_density = jax.jit(partial(_log_density, model, full))
-        data = model.full_data if isinstance(model, HasFullLikelihood) else model.data
-        points = np.asarray(positions, np.float32)
-        return np.array([float(self._log_density(point, data)) for point in points])
+        if self._full_log_densities is None:
+            self._full_log_densities = full_log_densities(self.model)
+        return self._full_log_densities(positions)
 
     def posterior_predictive(self, positions: np.ndarray, inputs: PyTree = None) -> Array:
         """The mean over draws ``[m, dim]`` of the model's prediction for ``inputs``.
@@ -232,14 +227,6 @@ class Workbench:
 
             self._squared_error_sum = jax.jit(partial(_sum_over_draws, squared_error))
         return float(_mean_over_draws(self._squared_error_sum, positions, model.test_inputs))
-
-
-def _log_density(model: Any, full: bool, position: Array, data: PyTree) -> Array:
-    if full:
-        likelihood = model.full_log_likelihood(position, data)
-    else:
-        likelihood = sum_over_minibatch(partial(model.log_likelihood, position), data)
-    return model.log_prior(position) + likelihood
 
 
 def _mean_over_draws(sum_over_draws: SumFn, positions: np.ndarray, inputs: PyTree) -> Array:

@@ -123,6 +123,19 @@ def test_full_gradients_serve_any_number_of_positions(num_positions: int) -> Non
     assert_close(found, expected)
 
 
+@pytest.mark.parametrize("num_positions", [1, 16, 17, 40])
+@pytest.mark.parametrize("num_rows", [5, 2048, 5000])
+def test_full_log_densities_are_those_of_float64(num_positions: int, num_rows: int) -> None:
+    model = logistic_regression(num_train=num_rows, num_test=1, dim=4, data_seed=1)
+    positions = POSITIONS[:num_positions]
+    found = gradients.full_log_densities(model)(positions)
+    exact = positions.astype(np.float64)
+    likelihoods = -np.logaddexp(0, -np.asarray(model.data, np.float64) @ exact.T).sum(axis=0)
+    priors = [float(model.log_prior(jnp.asarray(position))) for position in positions]
+    assert found.shape == (num_positions,)
+    np.testing.assert_allclose(found, likelihoods + priors, rtol=2e-6)
+
+
 def test_full_gradients_compile_only_for_the_chunk_sizes() -> None:
     full = gradients.full_gradients(MODEL)
     for num_positions in gradients.CHUNKS:
@@ -188,6 +201,12 @@ def test_full_gradients_use_the_likelihood_in_one_piece(num_positions: int) -> N
     found = gradients.full_gradients(model)(jnp.asarray(positions))
     expected = model.precision * (model.posterior_mean - positions)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    densities = gradients.full_log_densities(model)(positions)
+    one_by_one = [
+        model.log_prior(position) + model.full_log_likelihood(position, model.full_data)
+        for position in positions
+    ]
+    np.testing.assert_allclose(densities, one_by_one, rtol=1e-6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +228,12 @@ def test_full_gradients_in_high_dimension(kind: type[GaussianMean], num_position
     positions = np.random.default_rng(4).normal(size=(num_positions, dim)).astype(np.float32)
     found = gradients.full_gradients(model)(jnp.asarray(positions))
     assert_close(found, model.precision * (model.posterior_mean - positions), rtol=1e-5)
+    densities = gradients.full_log_densities(model)(positions)
+    # Up to a constant: both are quadratic about the posterior mean.
+    deviations = positions - model.posterior_mean
+    expected = -0.5 * model.precision * np.sum(deviations**2, axis=1)
+    atol = 2e-6 * np.max(np.abs(expected))
+    np.testing.assert_allclose(densities - densities[0], expected - expected[0], atol=atol)
 
 
 @dataclass(frozen=True, eq=False)

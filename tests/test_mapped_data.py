@@ -115,6 +115,7 @@ def test_every_pass_over_the_rows_is_that_of_memory_bit_for_bit(
     point = np.asarray(one.position)
     for function in (
         lambda model: gradients.full_gradients(model)(point[None]),
+        lambda model: gradients.full_log_densities(model)(point[None]),
         lambda model: fisher_diagonal(model, jnp.asarray(point)),
         lambda model: map_estimate.hessian(model, jnp.asarray(point)),
     ):

@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -160,9 +161,8 @@ class Guards:
 
         Infinite where the density is 0 or not a number.
         """
-        chosen = _evenly(positions)
-        values = self._values(np.concatenate([self.start[None], chosen]))
-        return _falls(values[:1], values[1:]) / (0.5 * positions.shape[1])
+        values = self._values(_evenly(positions))
+        return _falls(self._log_density_at_start, values) / (0.5 * positions.shape[1])
 
     def falls_along(self, positions: np.ndarray, direction: int) -> Floats:
         """log p(theta') - log p(theta) at up to ``NUM_ENERGIES`` of the draws.
@@ -178,6 +178,10 @@ class Guards:
             moved = chosen - np.outer((chosen - self.start) @ axis, axis)
         before, after = np.split(self._values(np.concatenate([moved, chosen])), 2)
         return _falls(before, after)
+
+    @cached_property
+    def _log_density_at_start(self) -> Floats:
+        return self._values(self.start[None])
 
     def _values(self, positions: np.ndarray) -> Floats:
         return np.asarray(self.log_densities(positions), np.float64)
