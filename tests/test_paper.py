@@ -265,8 +265,8 @@ def test_runs_are_made_resumed_redone_and_reported(
     assert "mamba-run experiment=LR_std_estimates sampler=sgld tuner=heuristic seed=0" in said
     table = (tmp_path / "tables" / "LR_std_estimates.md").read_text()
     assert "NOT the paper's" in table
-    assert "SGLD, Heuristic: the dog ate it" in table
-    assert "SGNHT, Grid search: not run yet" in table
+    assert "* the dog ate it: SGLD, Heuristic (1 of 1)\n" in table
+    assert "SGNHT, Grid search (1 of 1)" in table.partition("* not run yet: ")[2]
     assert (tmp_path / "tables" / "comparison.md").exists()
 
     # The same again: only what failed is tried, and now it works.

@@ -37,6 +37,7 @@ from experiments.paper.tables import (
     Summary,
     cell_text,
     is_better,
+    number_text,
     summaries,
 )
 from mamba_cli.artifacts import atomic_write, read_metrics, read_table, write_table
@@ -395,8 +396,8 @@ def _counted(won: int, lost: int, at_least: int, total: int, figures: str) -> Ve
 def _told(sampler: str, numbers: Mapping[str, Summary], metric: str) -> str:
     shown_as = METRICS[metric].shown_as
     texts = [
-        f"{TUNER_NAMES[tuner]} {shown_as.format(number.mean)}"
-        + (f" ± {shown_as.format(number.sd)}" if number.sd is not None else "")
+        f"{TUNER_NAMES[tuner]} {number_text(number.mean, shown_as)}"
+        + (f" ± {number_text(number.sd, shown_as)}" if number.sd is not None else "")
         for tuner, number in numbers.items()
     ]
     return f"{SAMPLER_NAMES[sampler]}: {', '.join(texts) or 'no number'}"

@@ -26,6 +26,9 @@ IN_README = "LR_std_estimates"
 BEGIN = f"<!-- {IN_README}: written by make tables -->"
 END = f"<!-- End of {IN_README} -->"
 
+LARGE = 1e6
+"""Numbers as large are those of chains that went far astray."""
+
 LONG_COLUMNS = (
     "sampler",
     "tuner",
@@ -256,14 +259,14 @@ def body(label: str, scale: Scale) -> str:
 
 
 def lacking(found: Mapping[Place, Summary]) -> list[str]:
-    """What a table has no number of, and why, each once."""
-    return list(
-        dict.fromkeys(
-            f"{SAMPLER_NAMES[sampler]}, {TUNER_NAMES[tuner]}: {summary.note}"
-            for (sampler, tuner, _), summary in found.items()
-            if summary.note
-        )
-    )
+    """Why numbers of a table are missing: for each reason, of which tuners and in how many runs."""
+    missing: dict[str, dict[str, None]] = {}
+    for (sampler, tuner, _), summary in found.items():
+        if summary.note:
+            count = f"{summary.repeats - len(summary.values)} of {summary.repeats}"
+            who = f"{SAMPLER_NAMES[sampler]}, {TUNER_NAMES[tuner]} ({count})"
+            missing.setdefault(summary.note, {})[who] = None
+    return [f"{note}: {'; '.join(who)}" for note, who in missing.items()]
 
 
 def laid_out(label: str, found: Mapping[Place, Summary]) -> tuple[list[str], list[list[str]]]:
@@ -291,12 +294,17 @@ def cell_text(summary: Summary, metric: str) -> str:
         return summary.note.partition(":")[0] or "-"
     if metric in HYPERPARAMETERS:
         return " / ".join(dict.fromkeys(shown_as.format(value) for value in summary.values))
-    text = shown_as.format(summary.mean)
+    text = number_text(summary.mean, shown_as)
     if summary.sd is not None:
-        text += f" ± {shown_as.format(summary.sd)}"
+        text += f" ± {number_text(summary.sd, shown_as)}"
     if len(summary.values) < summary.repeats:
         text += f" ({len(summary.values)} of {summary.repeats})"
     return text
+
+
+def number_text(value: float | None, shown_as: str) -> str:
+    """As the metric is shown; what is beyond a table's width, with three digits."""
+    return f"{value:.3g}" if abs(value or 0.0) >= LARGE else shown_as.format(value)
 
 
 def markdown(
