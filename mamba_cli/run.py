@@ -296,7 +296,8 @@ class Run:
                 assert best is not None
                 rows = self.evaluate(bench, best, rows)
         self._draw_tuning(again=False)
-        report.draw_evaluation(self.folder, self.settings, self.moments, rows, again=unfinished)
+        if self.pictures:
+            report.draw_evaluation(self.folder, self.settings, self.moments, rows, again=unfinished)
         if unfinished:
             self.ledger.write(finished=True)
         self.folder.drop_checkpoint(mamba.CHECKPOINT)
