@@ -625,7 +625,7 @@ def _seconds(label: str, sampler: str, tuner: str, scale: Scale) -> float | None
 
 NOTES = (
     "Step sizes are the paper's h. Its tables print the step of the library that was used, which "
-    "for SGLD is h/2: they are converted here, and the ratio is ours over theirs.",
+    "for SGLD is h/2: they are converted here. The ratio is that of h, not of its logarithm.",
     "What the paper calls RMSE is a mean of squared errors, averaged over draws, without a root. "
     "It is compared with the same of ours (mse_of_draws); our RMSE is in our own tables.",
     "Of hyperparameters, every choice is listed; the ratio is that of the median over the runs.",
