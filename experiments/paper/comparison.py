@@ -648,6 +648,7 @@ def markdown(rows: Sequence[Mapping[str, object]], scale: Scale) -> str:
     """The comparison for a reader."""
     ours, theirs = Ours(scale), Theirs()
     lines = ["# Our numbers and the paper's", ""]
+    whose = "ours" if not scale.note else "toy runs, which say nothing of the claim"
     if scale.note:
         lines += [f"**{scale.note}**", ""]
     lines += [
@@ -660,7 +661,7 @@ def markdown(rows: Sequence[Mapping[str, object]], scale: Scale) -> str:
         "",
         "## Claims",
         "",
-        "| claim | where | rule | ours | the paper's own numbers |",
+        f"| claim | where | rule | {whose} | the paper's own numbers |",
         "| --- | --- | --- | --- | --- |",
     ]
     judged = [(c, c.judge(ours), c.judge(theirs)) for c in claims(scale)]
