@@ -30,8 +30,9 @@ from experiments.paper.cells import (
     toy_scale,
     with_best,
 )
+from experiments.paper.figures import Row
 from experiments.paper.published import Key, log10_h, published
-from experiments.paper.tables import Summary, is_better, mark_best
+from experiments.paper.tables import Summary, beats, is_better, mark_best
 from experiments.readme import between
 from mamba_cli.artifacts import read_json, read_table
 from mamba_cli.config import group_options, settings_from
@@ -167,6 +168,14 @@ def test_the_best_is_marked_only_beyond_the_noise() -> None:
     assert marked(clear, noisy, far) == []
     assert marked((1.0,), (9.0,), (9.0,)) == []  # no repeats, no noise
     assert marked(far, far, clear) == ["heuristic"]
+    # A tuner that is still to be run is not beaten, one of which every chain diverged is; one that
+    # lost a chain beats nothing.
+    unknown, lost = Summary((), 3, "not run yet"), Summary((), 3, "diverged: at 7; diverged: at 9")
+    scarred = Summary((0.1, 0.1), 3, "diverged: at 7")
+    assert not beats(Summary(clear, 3), unknown, True)
+    assert beats(Summary(clear, 3), lost, True)
+    assert not beats(scarred, Summary(far, 3), True)
+    assert not beats(Summary(clear, 3), lost._replace(note="diverged: at 7; not run yet"), True)
     assert not is_better(Summary((1.0, 1.0), 2), Summary((1.0, 1.0), 2), True)
     # Accuracy: the higher is the better.
     assert is_better(Summary((94.0, 94.1), 2), Summary((90.0, 90.1), 2), False)
@@ -207,6 +216,30 @@ def test_a_claim_holds_fails_or_cannot_be_decided() -> None:
     assert judge(Known(numbers)).answer == comparison.FAILS
 
 
+def test_most_runs_are_most_of_those_asked_for() -> None:
+    judge = comparison.chooses("LR_hyperparameters", "batch_percent", ["grid"], 1.0, 1, ["sgnht"])
+
+    def verdict(*chosen: float) -> str:
+        known = Known({})
+        known.number = lambda *_: Summary(chosen, 3)  # type: ignore[method-assign]
+        return judge(known).answer
+
+    assert verdict(10.0) == verdict(1.0) == verdict(1.0, 10.0) == comparison.OPEN
+    assert verdict(10.0, 10.0) == comparison.FAILS
+    assert verdict(1.0, 10.0, 1.0) == comparison.HOLDS
+
+
+def test_hyperparameters_are_listed_beside_the_papers_and_not_averaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {("sgld", "grid", "batch_percent"): Summary((100.0, 0.1, 10.0), 4, "not run yet")}
+    monkeypatch.setattr(comparison, "summaries", lambda label, scale: found)
+    rows = comparison.rows_of("LR_hyperparameters", paper_scale())
+    (row,) = [r for r in rows if (r["sampler"], r["tuner"], r["metric"]) == next(iter(found))]
+    assert (row["text"], row["ours"], row["sd"]) == ("100 / 0.1 / 10 (3 of 4)", 10.0, None)
+    assert row["ratio"] == 1.0  # the paper's is 10 %
+
+
 def test_the_papers_own_numbers_bear_out_what_it_says_of_them() -> None:
     theirs = comparison.Theirs()
     answers = [claim.judge(theirs).answer for claim in comparison.claims(paper_scale())]
@@ -231,8 +264,90 @@ def test_a_line_is_the_mean_of_the_runs_that_have_a_value() -> None:
         {"sampler": "sgld", "tuner": "grid", "status": "missing"},
     ]
     (point,) = figures.points_of(rows, "sgld", "grid")
-    assert point == (0.5, 2.0, pytest.approx(2**0.5), 2, 3)
+    assert point == (0, 0.5, 2.0, pytest.approx(2**0.5), 2, 3)
     assert figures.points_of(rows, "sgnht", "grid") == []
+    assert figures.shortfall(rows, "sgld", "grid") == "2 of 3 runs at the end"
+
+
+def curve_of(tuner: str, values: dict[int, tuple[float, ...]], status: str) -> list[Row]:
+    """Of a line for SGLD, the values at each point; a run without one there ends with a status."""
+    names = {"sampler": "sgld", "tuner": tuner}
+    rows: list[Row] = []
+    for repeat in range(max(len(own) for own in values.values())):
+        for point in range(3):
+            row = {**names, "repeat": repeat, "point": point, "elapsed_s": 0.1 * (1 + point)}
+            if repeat >= len(values.get(point, ())):
+                rows.append({**row, "value": None, "status": status, "reason": "it did"})
+                break  # as a curve does
+            rows.append({**row, "value": values[point][repeat], "status": "ok", "reason": ""})
+    return rows
+
+
+LOW, HIGH = (1.0, 1.1, 0.9), (5.0, 5.1, 4.9)
+
+
+def test_a_line_that_breaks_off_is_not_at_the_end() -> None:
+    rows = curve_of("mamba_ksd", {0: HIGH, 1: HIGH, 2: HIGH}, "")
+    rows += curve_of("heuristic", {0: LOW, 1: LOW}, "diverged")
+    assert figures.points_of(rows, "sgld", "heuristic")[-1].num_usable == 3  # of the second point
+    assert figures.end_of(rows, "sgld", "heuristic") is None
+    assert figures.shortfall(rows, "sgld", "heuristic") == "diverged in all 3 runs"
+    assert figures.shortfall(rows, "sgld", "mamba_ksd") == ""
+    rows += [{"sampler": "sgld", "tuner": "grid", "status": "missing", "reason": "no data"}]
+    assert figures.shortfall(rows, "sgld", "grid") == "could not be run"
+    picture = figures.curves_figure("PMF_ksd_curves", rows, "")
+    texts = [text.get_text() for text in picture.axes[0].texts]
+    assert texts == ["Heuristic: diverged in all 3 runs", "Grid search: could not be run"]
+
+
+@pytest.mark.parametrize(
+    ("mamba", "heuristic", "grid", "won"),
+    [
+        ({0: LOW, 1: LOW, 2: LOW}, {0: HIGH, 1: HIGH, 2: HIGH}, HIGH, "for 1 of 6, against 0"),
+        # Lower while it lasts: what diverges does not beat what stays.
+        ({0: HIGH, 1: HIGH, 2: HIGH}, {0: LOW, 1: LOW}, HIGH, "for 0 of 6, against 0"),
+        ({0: LOW, 1: LOW, 2: LOW}, {0: LOW, 1: LOW}, HIGH, "for 1 of 6, against 0"),
+        # A survivor of three is no winner, and no rival that is still to be run is beaten.
+        ({0: LOW, 1: LOW, 2: LOW[:2]}, {0: HIGH, 1: HIGH, 2: HIGH}, HIGH, "for 0 of 6, against 0"),
+        ({0: LOW, 1: LOW, 2: LOW}, {0: HIGH, 1: HIGH, 2: HIGH}, (), "for 0 of 6, against 0"),
+    ],
+)
+def test_the_lowest_curve_is_the_lowest_at_the_end(
+    mamba: dict[int, tuple[float, ...]],
+    heuristic: dict[int, tuple[float, ...]],
+    grid: tuple[float, ...],
+    won: str,
+    tmp_path: Path,
+) -> None:
+    scale = toy_scale(tmp_path)
+    rows = curve_of("mamba_ksd", mamba, "diverged") + curve_of("heuristic", heuristic, "diverged")
+    if grid:
+        rows += curve_of("grid", dict.fromkeys(range(3), grid), "")
+    else:
+        rows += [{"sampler": "sgld", "tuner": "grid", "status": "missing", "reason": "not run yet"}]
+    figures.write("PMF_ksd_curves", rows, scale)
+    judge = comparison.lowest_at_the_end(scale, "PMF_ksd_curves", ["mamba_ksd"], 4)
+    assert judge(Known({})).figures.startswith(won)
+
+
+def test_a_figure_of_the_ksd_says_what_it_lacks() -> None:
+    arm = {"model": "logreg", "batch_size": 100, "ksd": 1.0, "status": "ok"}
+    bad = {**arm, "step_size": 0.1, "ksd": None, "status": "diverged"}
+    rows: list[Row] = []
+    for line in figures.TEST_LOOKS:
+        rows += [{**arm, "line": line, "step_size": 1e-4}, {**bad, "line": line}]
+        rows += [{"model": "pmf", "line": line, "status": "missing", "reason": "no data"}]
+    del rows[0:2]
+    picture = figures.ksd_test_figure("KSD_test_step_size", rows, "")
+    told = [[text.get_text() for text in axes.texts] for axes in picture.axes]
+    assert told[1:] == [["every line: could not be run"], ["every line: not run yet"]]
+    assert sorted(told[0]) == sorted(
+        ["full, all: not run yet"]
+        + [
+            f"{line}: 1 of 2 missing"
+            for line in ("full, thinned", "stochastic, all", "stochastic, thinned")
+        ]
+    )
 
 
 def few(label: str, scale: object) -> list[Cell]:
@@ -267,7 +382,8 @@ def test_runs_are_made_resumed_redone_and_reported(
     assert "NOT the paper's" in table
     assert "* the dog ate it: SGLD, Heuristic (1 of 1)\n" in table
     assert "SGNHT, Grid search (1 of 1)" in table.partition("* not run yet: ")[2]
-    assert (tmp_path / "tables" / "comparison.md").exists()
+    compared = (tmp_path / "tables" / "comparison.md").read_text()
+    assert "toy runs, which say nothing of the claim" in compared
     assert not list((tmp_path / "runs").rglob("*.png"))  # toy runs are not looked at
 
     # The same again: only what failed is tried, and now it works.
@@ -343,6 +459,14 @@ def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
             pass
     with schedule.alone(scale):
         pass
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert paper.main(["tables", "--quick", f"--root={tmp_path / 'file' / 'results'}"]) == 4
+    assert "a folder that can be written to" in capsys.readouterr().err
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

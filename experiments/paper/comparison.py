@@ -26,23 +26,37 @@ from experiments.paper.cells import (
     shown,
     table_cells,
 )
-from experiments.paper.figures import Point, points_of
+from experiments.paper.figures import Point, end_of
 from experiments.paper.published import Key, log10_h, published
 from experiments.paper.schedule import is_finished
 from experiments.paper.tables import (
+    HYPERPARAMETERS,
     METRICS,
     SAMPLER_NAMES,
     SIGNIFICANCE,
     TUNER_NAMES,
     Summary,
+    beats,
     cell_text,
-    is_better,
-    number_text,
+    chains_failed,
+    count_text,
     summaries,
 )
 from mamba_cli.artifacts import atomic_write, read_metrics, read_table, write_table
 
-COLUMNS = ("table", "sampler", "tuner", "metric", "ours", "sd", "published", "ratio", "note")
+COLUMNS = (
+    "table",
+    "sampler",
+    "tuner",
+    "metric",
+    "ours",
+    "sd",
+    "repeats",
+    "usable",
+    "published",
+    "ratio",
+    "note",
+)
 
 PUBLISHED_SECONDS = {"logreg": 10.0, "pmf": 20.0, "bnn": 300.0}
 """Seconds that the paper gives a chain: its numbers of samples are compared per second."""
@@ -74,9 +88,7 @@ class Ours:
         return found if found is not None and (found.values or found.note) else None
 
     def beats(self, first: Summary, second: Summary, lower_is_better: bool) -> bool:
-        if first.values and not second.values:
-            return second.note.startswith(("diverged", "frozen", "no winner"))
-        return is_better(first, second, lower_is_better)
+        return beats(first, second, lower_is_better)
 
 
 class Theirs:
@@ -151,7 +163,7 @@ def lowest(
                 if t in known
             ):
                 lost += 1
-            told.append(_told(sampler, known, metric))
+            told.append(_told(sampler, numbers, metric))
         figures = f"for {won} of {len(samplers)}, against {lost}; {'; '.join(told)}"
         return _counted(won, lost, at_least, len(samplers), figures)
 
@@ -166,28 +178,36 @@ def chooses(
     at_least: int,
     samplers: Sequence[str] = SAMPLERS,
 ) -> Callable[[Evidence], Verdict]:
-    """One of ``tuners`` chose ``value`` in most of its runs, for ``at_least`` of ``samplers``."""
+    """One of ``tuners`` chose ``value`` in most of its runs, for ``at_least`` of ``samplers``.
+
+    A sampler counts against it once none of them can come to a majority any more.
+    """
+    chosen = [tuner for tuner in tuners if tuner in STUDIES[TABLES[label]].tuners]
 
     def judge(evidence: Evidence) -> Verdict:
         won, lost, told = 0, 0, []
         for sampler in samplers:
-            found = {t: evidence.number(label, sampler, t, metric) for t in tuners}
-            values = {t: n.values for t, n in found.items() if n is not None and n.values}
-            if values:
-                hit = any(
-                    sum(math.isclose(v, value, rel_tol=0.02) for v in own) * 2 > len(own)
-                    for own in values.values()
-                )
-                won, lost = won + hit, lost + (not hit)
-            texts = [
-                f"{TUNER_NAMES[t]} {' / '.join(f'{v:.3g}' for v in dict.fromkeys(own))}"
-                for t, own in values.items()
-            ]
-            told.append(f"{SAMPLER_NAMES[sampler]}: {', '.join(texts) or 'no number'}")
+            found = {t: evidence.number(label, sampler, t, metric) for t in chosen}
+            votes = [_votes(number, value) for number in found.values()]
+            if any(2 * hits > runs for hits, _, runs in votes):
+                won += 1
+            elif all(2 * misses >= runs > 0 for _, misses, runs in votes):
+                lost += 1
+            told.append(_told(sampler, found, metric))
         figures = f"for {won} of {len(samplers)}, against {lost}; {'; '.join(told)}"
         return _counted(won, lost, at_least, len(samplers), figures)
 
     return judge
+
+
+def _votes(number: Summary | None, value: float) -> tuple[int, int, int]:
+    """Runs that chose ``value``, runs that did not, and all runs."""
+    if number is None:
+        return 0, 0, 0
+    if chains_failed(number):
+        return 0, number.repeats, number.repeats
+    hits = sum(math.isclose(chosen, value, rel_tol=0.02) for chosen in number.values)
+    return hits, len(number.values) - hits, number.repeats
 
 
 def close_to_best(
@@ -202,7 +222,8 @@ def close_to_best(
                 t: evidence.number(label, sampler, t, metric) for t in STUDIES[TABLES[label]].tuners
             }
             means = {t: n.mean for t, n in found.items() if n is not None and n.mean is not None}
-            if tuner in means and len(means) == len(found):
+            failed = {t for t, n in found.items() if n is not None and chains_failed(n)}
+            if tuner in means and len(means) + len(failed) == len(found):
                 ratios[sampler] = means[tuner] / min(means.values())
         worst = max(ratios, key=lambda sampler: ratios[sampler], default=None)
         told = ", ".join(f"{SAMPLER_NAMES[s]} {r:.2f}" for s, r in ratios.items())
@@ -223,10 +244,10 @@ def fails(
         won, lost, told = 0, 0, []
         for sampler in samplers:
             own = evidence.number(label, sampler, tuner, metric)
+            rivals = [t for t in STUDIES[TABLES[label]].tuners if t != tuner]
             others = [
                 n.mean
-                for t in STUDIES[TABLES[label]].tuners
-                if t != tuner
+                for t in rivals
                 for n in [evidence.number(label, sampler, t, metric)]
                 if n is not None and n.mean is not None
             ]
@@ -238,7 +259,9 @@ def fails(
                 told.append(f"{SAMPLER_NAMES[sampler]}: {own.note}")
                 continue
             ratio = own.mean / min(others)
-            won, lost = won + (ratio >= factor), lost + (ratio < factor)
+            # A rival still to be run may be better yet.
+            is_lost = ratio < factor and len(others) == len(rivals)
+            won, lost = won + (ratio >= factor), lost + is_lost
             told.append(f"{SAMPLER_NAMES[sampler]}: {own.mean:,.4g}, {ratio:.3g} times the best")
         return _counted(won, lost, len(samplers), len(samplers), "; ".join(told))
 
@@ -248,12 +271,16 @@ def fails(
 def lowest_at_the_end(
     scale: Scale, name: str, tuners: Sequence[str], at_least: int
 ) -> Callable[[Evidence], Verdict]:
-    """In a figure over time, one of ``tuners`` ends lowest, beyond the noise of its runs."""
+    """In a figure over time, one of ``tuners`` ends lowest, beyond the noise of its runs.
+
+    As :func:`lowest`. A line that was run and does not reach the end is beaten by every one of
+    which all runs do.
+    """
     study = next(study for study in STUDIES.values() if study.curves == name)
 
     def judge(evidence: Evidence) -> Verdict:
         if isinstance(evidence, Theirs):
-            return Verdict(OPEN, "the figure is not in the source")
+            return Verdict(OPEN, "the paper prints no numbers of its figure")
         path = scale.root / "figures" / f"{name}.csv"
         if not path.exists():
             return Verdict(OPEN, f"{name} has not been made")
@@ -261,19 +288,16 @@ def lowest_at_the_end(
         rows = [{k: v for k, v in row.items() if v != ""} for row in text]
         won, lost, told = 0, 0, []
         for sampler in SAMPLERS:
-            ends = {t: points[-1] for t in study.tuners if (points := points_of(rows, sampler, t))}
-            own = {t: p for t, p in ends.items() if t in tuners}
-            rest = {t: p for t, p in ends.items() if t not in tuners}
-            told.append(
-                f"{SAMPLER_NAMES[sampler]}: "
-                + ", ".join(f"{TUNER_NAMES[t]} {p.mean:.3g} ± {p.sd:.2g}" for t, p in ends.items())
-            )
-            if not own or not rest:
+            run = {(r["sampler"], r["tuner"]) for r in rows if "point" in r}
+            ends = {t: end_of(rows, sampler, t) for t in study.tuners if (sampler, t) in run}
+            told.append(f"{SAMPLER_NAMES[sampler]}: {_ends_text(ends) or 'not run'}")
+            own = [t for t in ends if t in tuners]
+            rest = [t for t in ends if t not in tuners]
+            if len(ends) < len(study.tuners):
                 continue
-
-            if any(all(_ends_lower(p, o) for o in rest.values()) for p in own.values()):
+            if any(all(_ends_lower(ends[t], ends[r]) for r in rest) for t in own):
                 won += 1
-            elif any(all(_ends_lower(o, p) for p in own.values()) for o in rest.values()):
+            elif any(all(_ends_lower(ends[r], ends[t]) for t in own) for r in rest):
                 lost += 1
         figures = f"for {won} of {len(SAMPLERS)}, against {lost}; {'; '.join(told)}"
         return _counted(won, lost, at_least, len(SAMPLERS), figures)
@@ -281,8 +305,23 @@ def lowest_at_the_end(
     return judge
 
 
-def _ends_lower(first: Point, second: Point) -> bool:
+def _ends_text(ends: Mapping[str, Point | None]) -> str:
+    texts = []
+    for tuner, point in ends.items():
+        if point is None:
+            texts.append(f"{TUNER_NAMES[tuner]} no value at the end")
+            continue
+        count = count_text(point.num_usable, point.num_runs)
+        texts.append(f"{TUNER_NAMES[tuner]} {point.mean:.3g} ± {point.sd:.2g}{count}")
+    return ", ".join(texts)
+
+
+def _ends_lower(first: Point | None, second: Point | None) -> bool:
     """Whether the first mean is lower by more than the noise of both."""
+    if first is None or first.num_usable < first.num_runs:
+        return False
+    if second is None:
+        return True
     if first.num_usable < 2 or second.num_usable < 2:
         return False
     if first.sd == second.sd == 0:
@@ -342,9 +381,13 @@ def stays_finite(label: str, sampler: str, tuner: str) -> Callable[[Evidence], V
         number = evidence.number(label, sampler, tuner, "ece_percent")
         if number is None:
             return Verdict(OPEN, "no run")
-        if number.mean is not None:
-            return Verdict(HOLDS, f"ECE {number.mean:.3g} %")
-        return Verdict(FAILS if number.note.startswith("diverged") else OPEN, number.note)
+        if "diverged" in number.note:
+            return Verdict(FAILS, number.note)
+        if number.mean is None:
+            return Verdict(OPEN, number.note)
+        is_whole = len(number.values) == number.repeats
+        text = cell_text(number, "ece_percent")
+        return Verdict(HOLDS if is_whole else OPEN, f"ECE {text} %")
 
     return judge
 
@@ -358,7 +401,7 @@ def follows(scale: Scale, least: float) -> Callable[[Evidence], Verdict]:
 
     def judge(evidence: Evidence) -> Verdict:
         if isinstance(evidence, Theirs):
-            return Verdict(OPEN, "the figures are not in the source")
+            return Verdict(OPEN, "the paper prints no numbers of its figures")
         won, lost, told = 0, 0, []
         for name in KSD_TESTS:
             path = scale.root / "figures" / f"{name}.csv"
@@ -393,12 +436,11 @@ def _counted(won: int, lost: int, at_least: int, total: int, figures: str) -> Ve
     return Verdict(FAILS if lost > total - at_least else OPEN, figures)
 
 
-def _told(sampler: str, numbers: Mapping[str, Summary], metric: str) -> str:
-    shown_as = METRICS[metric].shown_as
+def _told(sampler: str, numbers: Mapping[str, Summary | None], metric: str) -> str:
     texts = [
-        f"{TUNER_NAMES[tuner]} {number_text(number.mean, shown_as)}"
-        + (f" ± {number_text(number.sd, shown_as)}" if number.sd is not None else "")
+        f"{TUNER_NAMES[tuner]} {cell_text(number, metric)}"
         for tuner, number in numbers.items()
+        if number is not None and (number.values or chains_failed(number))
     ]
     return f"{SAMPLER_NAMES[sampler]}: {', '.join(texts) or 'no number'}"
 
@@ -530,11 +572,14 @@ def rows_of(label: str, scale: Scale) -> list[dict[str, object]]:
         own = "mse_of_draws" if metric == "rmse" else metric
         number = ours.get((sampler, tuner, own), Summary((), 0, "not in ours"))
         mean, sd, theirs = number.mean, number.sd, printed.value
-        name, ratio = own, None
+        name, ratio, text = own, None, cell_text(number, own)
         if metric == "log10_step_size":
             theirs = log10_h(sampler, theirs)
-            mean = statistics.median(number.values) if number.values else None
+            mean, sd = (statistics.median(number.values) if number.values else None), None
             ratio = None if mean is None else 10 ** (mean - theirs)
+        elif metric in HYPERPARAMETERS:
+            mean, sd = (statistics.median(number.values) if number.values else None), None
+            ratio = None if mean is None else mean / theirs
         elif metric == "num_samples":
             name = "samples_per_s"
             theirs /= PUBLISHED_SECONDS[model]
@@ -542,6 +587,9 @@ def rows_of(label: str, scale: Scale) -> list[dict[str, object]]:
             mean = None if mean is None or not seconds else mean / seconds
             sd = None if sd is None or not seconds else sd / seconds
             ratio = None if mean is None else mean / theirs
+            if mean is not None:
+                text = f"{mean:,.4g}" + ("" if sd is None else f" ± {sd:,.4g}")
+                text += count_text(len(number.values), number.repeats)
         elif mean is not None and theirs:
             ratio = mean / theirs
         rows.append(
@@ -552,6 +600,9 @@ def rows_of(label: str, scale: Scale) -> list[dict[str, object]]:
                 "metric": name,
                 "ours": mean,
                 "sd": sd,
+                "repeats": number.repeats,
+                "usable": len(number.values),
+                "text": text,
                 "published": theirs,
                 "ratio": ratio,
                 "note": number.note,
@@ -574,9 +625,10 @@ def _seconds(label: str, sampler: str, tuner: str, scale: Scale) -> float | None
 
 NOTES = (
     "Step sizes are the paper's h. Its tables print the step of the library that was used, which "
-    "for SGLD is h/2: they are converted here, and the ratio is ours over theirs.",
+    "for SGLD is h/2: they are converted here. The ratio is that of h, not of its logarithm.",
     "What the paper calls RMSE is a mean of squared errors, averaged over draws, without a root. "
     "It is compared with the same of ours (mse_of_draws); our RMSE is in our own tables.",
+    "Of hyperparameters, every choice is listed; the ratio is that of the median over the runs.",
     "Numbers of samples are compared per second: machines differ.",
     "The published code departed from the paper's text: minibatches with replacement, rewards of "
     "the last rung alone, an unbiased FSSD without a root, 800,000 training rows. Ours follows the "
@@ -596,18 +648,20 @@ def markdown(rows: Sequence[Mapping[str, object]], scale: Scale) -> str:
     """The comparison for a reader."""
     ours, theirs = Ours(scale), Theirs()
     lines = ["# Our numbers and the paper's", ""]
+    whose = "ours" if not scale.note else "toy runs, which say nothing of the claim"
     if scale.note:
         lines += [f"**{scale.note}**", ""]
     lines += [
         "Made by `make tables` from the runs' own files and the numbers that the paper prints "
         "(`experiments/paper_tables`). Verdicts are computed: ours by Welch tests at "
         f"{100 * SIGNIFICANCE:g} % between the repeats, the paper's from its printed numbers as "
-        "they are. With a single repeat the noise is not known, and nothing beats anything; a rule "
-        "that names a factor is decided by the means, of one run too.",
+        "they are. With a single repeat the noise is not known, and nothing beats anything but a "
+        "tuner without a number, all of whose chains failed; a rule that names a factor is decided "
+        "by the means, of one run too. (1 of 3): of one run, while three are asked for.",
         "",
         "## Claims",
         "",
-        "| claim | where | rule | ours | the paper's own numbers |",
+        f"| claim | where | rule | {whose} | the paper's own numbers |",
         "| --- | --- | --- | --- | --- |",
     ]
     judged = [(c, c.judge(ours), c.judge(theirs)) for c in claims(scale)]
@@ -661,10 +715,8 @@ def _row_text(row: Mapping[str, object]) -> str:
     def number(value: object) -> str:
         return f"{value:,.4g}" if isinstance(value, float) else ""
 
-    own = number(row["ours"]) or str(row["note"]).partition(":")[0]
-    sd = f" ± {number(row['sd'])}" if row["sd"] is not None else ""
     heading = METRICS[str(row["metric"])].heading if row["metric"] in METRICS else "samples / s"
     return (
         f"| {SAMPLER_NAMES[str(row['sampler'])]} | {TUNER_NAMES[str(row['tuner'])]} | {heading} "
-        f"| {own}{sd} | {number(row['published'])} | {number(row['ratio'])} |"
+        f"| {row['text']} | {number(row['published'])} | {number(row['ratio'])} |"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -40,11 +40,20 @@ STYLE = {
     "grid.linewidth": 0.4,
     "grid.alpha": 0.4,
     "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "legend.title_fontsize": 7,
     "lines.linewidth": 1.4,
     "lines.markersize": 3.5,
 }
 
 DPI = 200
+
+NOTE_SIZE = 6.5
+NOTE_HEIGHT = 0.08
+"""Of a line of text in a panel: points, and the share of the panel's height that it takes."""
+
+NO_HYPERPARAMETERS = "its tuning has no winner"
+"""Of a line over time without a finished run of the tables to take its hyperparameters from."""
 
 
 class Look(NamedTuple):
@@ -92,8 +101,9 @@ Row = dict[str, Any]
 
 
 class Point(NamedTuple):
-    """The runs of a line at one point in time."""
+    """The runs of a line at one point in time, ``number`` in their curves."""
 
+    number: int
     elapsed_s: float
     mean: float
     sd: float
@@ -108,7 +118,8 @@ def curve_rows(lines: Sequence[Cell], scale: Scale) -> list[Row]:
         names = {"sampler": cell.sampler, "tuner": cell.tuner}
         folder = cell.folder(scale)
         if not is_finished(folder) or not (folder / "curve.csv").exists():
-            reason = reason_of(folder) or "not run yet"
+            untried = "not run yet" if cell.keys else NO_HYPERPARAMETERS
+            reason = reason_of(folder) or untried
             rows.append({**names, "status": "missing", "reason": reason})
             continue
         _, found = read_table(folder / "curve.csv")
@@ -121,7 +132,7 @@ def curve_rows(lines: Sequence[Cell], scale: Scale) -> list[Row]:
 
 def points_of(rows: Sequence[Mapping[str, Any]], sampler: str, tuner: str) -> list[Point]:
     """Mean and sd over the runs of a line, point by point; those without a value are left out."""
-    own = [r for r in rows if (r["sampler"], r["tuner"]) == (sampler, tuner) and "point" in r]
+    own = _measured(rows, sampler, tuner)
     num_runs = len({row["repeat"] for row in own})
     points = []
     for number in sorted({int(row["point"]) for row in own}):
@@ -130,60 +141,109 @@ def points_of(rows: Sequence[Mapping[str, Any]], sampler: str, tuner: str) -> li
         if values:
             elapsed_s = statistics.fmean(float(row["elapsed_s"]) for row in usable)
             sd = statistics.stdev(values) if len(values) > 1 else 0.0
-            points.append(Point(elapsed_s, statistics.fmean(values), sd, len(values), num_runs))
+            mean = statistics.fmean(values)
+            points.append(Point(number, elapsed_s, mean, sd, len(values), num_runs))
     return points
 
 
+def end_of(rows: Sequence[Mapping[str, Any]], sampler: str, tuner: str) -> Point | None:
+    """A line's point at the end of the figure's curves; ``None`` where no run of it has a value.
+
+    The curve of a chain that diverges breaks off there, so that the last point of a line is not
+    always the end.
+    """
+    last = max((int(row["point"]) for row in rows if "point" in row), default=0)
+    points = points_of(rows, sampler, tuner)
+    return points[-1] if points and points[-1].number == last else None
+
+
+def shortfall(rows: Sequence[Mapping[str, Any]], sampler: str, tuner: str) -> str:
+    """What a line lacks at the end of the figure, for its reader; empty where it lacks nothing."""
+    end = end_of(rows, sampler, tuner)
+    if end is not None:
+        is_whole = end.num_usable == end.num_runs
+        return "" if is_whole else f"{end.num_usable} of {end.num_runs} runs at the end"
+    own = _measured(rows, sampler, tuner)
+    if not own:
+        reasons = [r.get("reason") for r in rows if (r["sampler"], r["tuner"]) == (sampler, tuner)]
+        said = ("not run yet", NO_HYPERPARAMETERS)
+        return str(reasons[0]) if reasons and reasons[0] in said else "could not be run"
+    lasts = {row["repeat"]: str(row["status"]) for row in own}  # of every run, its last point
+    statuses = set(lasts.values()) - {"ok"}
+    status = statuses.pop().replace("_", " ") if len(statuses) == 1 else "no value"
+    return f"{status} in all {len(lasts)} runs" if len(lasts) > 1 else status
+
+
+def _measured(
+    rows: Sequence[Mapping[str, Any]], sampler: str, tuner: str
+) -> list[Mapping[str, Any]]:
+    return [r for r in rows if (r["sampler"], r["tuner"]) == (sampler, tuner) and "point" in r]
+
+
 def curves_figure(name: str, rows: Sequence[Mapping[str, Any]], note: str) -> Figure:
-    """Six panels, a sampler each: mean and two sds of the runs, over seconds of sampling."""
+    """Six panels, a sampler each: mean and two sds of the runs, over seconds of sampling.
+
+    A marker is hollow where not every run has a value. What a line lacks is written in its panel.
+    """
     study = STUDIES[CURVES[name]]
     is_ece = study.model == "bnn"
     factor, label = (100.0, "ECE (%)") if is_ece else (1.0, "KSD")
+    num_runs = max(
+        (point.num_runs for s in SAMPLERS for t in study.tuners for point in points_of(rows, s, t)),
+        default=0,
+    )
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+        figure = Figure(figsize=(7.2, 4.9), layout="constrained")
         panels = figure.subplots(2, 3, sharex=True)
         for axes, sampler in zip(panels.flat, SAMPLERS, strict=True):
-            missing = []
-            lows, highs = [], []
+            shown: list[float] = []
+            notes = []
             for tuner in study.tuners:
-                points = points_of(rows, sampler, tuner)
-                look = LOOKS[tuner]
-                if not points or points[-1].num_usable < points[-1].num_runs:
-                    missing.append((tuner, points))
+                points, look = points_of(rows, sampler, tuner), LOOKS[tuner]
+                lack = shortfall(rows, sampler, tuner)
+                if lack:
+                    notes.append((f"{TUNER_NAMES[tuner]}: {lack}", look.colour))
                 if not points:
                     continue
-                times = [p.elapsed_s for p in points]
-                means = [factor * p.mean for p in points]
-                below = [factor * max(p.mean - 2 * p.sd, p.mean / 20) for p in points]
-                above = [factor * (p.mean + 2 * p.sd) for p in points]
-                axes.fill_between(times, below, above, color=look.colour, alpha=0.15, linewidth=0)
-                axes.plot(times, means, look.dashes, color=look.colour, marker=look.marker)
-                lows += means
-                highs += means
-            _log_axes(axes, lows, highs)
+                shown += _line_over_time(axes, points, look, factor)
+            _log_axes(axes, shown)
+            _say(axes, notes)
             axes.set_title(SAMPLER_NAMES[sampler])
-            for line, (tuner, points) in enumerate(missing):
-                left = (
-                    f"{points[-1].num_usable} of {points[-1].num_runs} at the end"
-                    if points
-                    else ("no value")
-                )
-                axes.text(
-                    0.03,
-                    0.03 + 0.08 * line,
-                    f"{TUNER_NAMES[tuner]}: {left}",
-                    transform=axes.transAxes,
-                    fontsize=6.5,
-                    color=LOOKS[tuner].colour,
-                )
         for axes in panels[-1]:
             axes.set_xlabel("seconds of sampling")
         for axes in panels[:, 0]:
             axes.set_ylabel(label)
         handles = [_handle(LOOKS[tuner], TUNER_NAMES[tuner]) for tuner in study.tuners]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+        title = f"mean ± 2 sd of {num_runs} runs; hollow: not all of them have a value"
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), title=title)
         _mark(figure, note)
     return figure
+
+
+def _line_over_time(axes: Axes, points: Sequence[Point], look: Look, factor: float) -> list[float]:
+    """Draw a line with its band; the means that it shows."""
+    times = [p.elapsed_s for p in points]
+    means = [factor * p.mean for p in points]
+    # On a log axis a band that reaches below zero ends far below its line instead.
+    below = [factor * max(p.mean - 2 * p.sd, p.mean / 20) for p in points]
+    above = [factor * (p.mean + 2 * p.sd) for p in points]
+    axes.fill_between(times, below, above, color=look.colour, alpha=0.15, linewidth=0)
+    axes.plot(times, means, linestyle=look.dashes, color=look.colour)
+    for is_whole, face in ((True, look.colour), (False, "white")):
+        own = [
+            (time, mean)
+            for time, mean, point in zip(times, means, points, strict=True)
+            if (point.num_usable == point.num_runs) == is_whole
+        ]
+        axes.plot(
+            [time for time, _ in own],
+            [mean for _, mean in own],
+            linestyle="none",
+            color=look.colour,
+            marker=look.marker,
+            markerfacecolor=face,
+        )
+    return means
 
 
 def test_rows(figure: str, scale: Scale) -> list[Row]:
@@ -213,7 +273,10 @@ def test_rows(figure: str, scale: Scale) -> list[Row]:
 
 
 def ksd_test_figure(name: str, rows: Sequence[Mapping[str, Any]], note: str) -> Figure:
-    """Three panels, a model each; a line for every way to estimate the KSD."""
+    """Three panels, a model each; a line for every way to estimate the KSD.
+
+    How many settings of a line have no value is written in its panel.
+    """
     by_step = name == "KSD_test_step_size"
     column = "step_size" if by_step else "batch_size"
     with mpl.rc_context(STYLE):
@@ -221,28 +284,57 @@ def ksd_test_figure(name: str, rows: Sequence[Mapping[str, Any]], note: str) -> 
         panels = figure.subplots(1, 3)
         for axes, model in zip(panels, ALL_DRAWS, strict=True):
             shown: list[float] = []
+            lacks: dict[str, str] = {}
             for line, look in TEST_LOOKS.items():
                 own = [r for r in rows if (r["model"], r["line"]) == (model, line)]
                 usable = sorted(
                     (float(r[column]), float(r["ksd"])) for r in own if r.get("status") == "ok"
                 )
+                lacks[line] = _arms_lacking(own)
                 shown += [value for _, value in usable]
                 axes.plot(
                     [x for x, _ in usable],
                     [y for _, y in usable],
-                    look.dashes,
+                    linestyle=look.dashes,
                     color=look.colour,
                     marker=look.marker,
-                    markerfacecolor="none" if "thinned" in line else look.colour,
+                    markerfacecolor=_face(line, look),
                 )
-            _log_axes(axes, shown, shown)
+            _log_axes(axes, shown)
+            if not shown:
+                axes.set_xticks([])
+            if len(set(lacks.values())) == 1:  # often the same arms diverge, whatever scores them
+                notes = [(f"every line: {lack}", "#000000") for lack in {*lacks.values()} if lack]
+            else:
+                notes = [
+                    (f"{line.replace('-', ', ')}: {lack}", TEST_LOOKS[line].colour)
+                    for line, lack in lacks.items()
+                    if lack
+                ]
+            _say(axes, notes)
             axes.set_title(MODEL_NAMES[model])
             axes.set_xlabel("step size h" if by_step else "batch size n (rows)")
         panels[0].set_ylabel("KSD")
-        handles = [_handle(look, TEST_NAMES[line]) for line, look in TEST_LOOKS.items()]
+        handles = [
+            _handle(look, TEST_NAMES[line], _face(line, look)) for line, look in TEST_LOOKS.items()
+        ]
         figure.legend(handles=handles, loc="outside upper center", ncols=2)
         _mark(figure, note)
     return figure
+
+
+def _arms_lacking(own: Sequence[Mapping[str, Any]]) -> str:
+    """What a line of a figure of the KSD lacks; empty where every arm has a value."""
+    if not own or own[0]["status"] == "missing":
+        untried = not own or own[0].get("reason") == "not run yet"
+        return "not run yet" if untried else "could not be run"
+    failed = sum(row["status"] != "ok" for row in own)
+    return f"{failed} of {len(own)} missing" if failed else ""
+
+
+def _face(line: str, look: Look) -> str:
+    """The inside of a line's markers: lines of thinned draws lie upon those of all."""
+    return "none" if line.endswith("thinned") else look.colour
 
 
 def write(name: str, rows: Sequence[Row], scale: Scale) -> list[str]:
@@ -259,29 +351,53 @@ def write(name: str, rows: Sequence[Row], scale: Scale) -> list[str]:
     ]
 
 
-def _log_axes(axes: Axes, lows: Sequence[float], highs: Sequence[float]) -> None:
+def _log_axes(axes: Axes, shown: Sequence[float]) -> None:
+    """Log axes around the values ``shown``."""
     axes.set_xscale("log")
     axes.grid(which="major")
     _log_ticks(axes.xaxis, *axes.get_xlim())
-    positive = [low for low in lows if low > 0]
+    positive = [value for value in shown if value > 0]
     if not positive:
         axes.set_yticks([])
         return
     axes.set_yscale("log", nonpositive="clip")
-    axes.set_ylim(min(positive) / 2, 2 * max(highs))
+    axes.set_ylim(min(positive) / 2, 2 * max(positive))
     _log_ticks(axes.yaxis, *axes.get_ylim())
 
 
+def _say(axes: Axes, notes: Iterable[tuple[str, str]]) -> None:
+    """Write lines of text, each with its colour, below what is drawn."""
+    notes = list(notes)
+    if notes and axes.get_yscale() == "log":
+        low, high = axes.get_ylim()
+        share = NOTE_HEIGHT * len(notes)
+        axes.set_ylim(low * (low / high) ** (share / (1 - share)), high)
+        _log_ticks(axes.yaxis, *axes.get_ylim())
+    for number, (text, colour) in enumerate(reversed(notes)):
+        place = (0.03, 0.02 + NOTE_HEIGHT * number)
+        axes.text(*place, text, transform=axes.transAxes, fontsize=NOTE_SIZE, color=colour)
+
+
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Powers of ten; over less than two of them 1, 2 and 5 times each, as plain numbers."""
+    """Powers of ten; over less than two of them some multiples besides, as plain numbers."""
     axis.set_minor_formatter(NullFormatter())
     if high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        is_short = high < 8 * low
+        subs = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if is_short else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _handle(look: Look, label: str) -> Line2D:
-    return Line2D([], [], color=look.colour, linestyle=look.dashes, marker=look.marker, label=label)
+def _handle(look: Look, label: str, face: str | None = None) -> Line2D:
+    return Line2D(
+        [],
+        [],
+        color=look.colour,
+        linestyle=look.dashes,
+        marker=look.marker,
+        markerfacecolor=face or look.colour,
+        label=label,
+    )
 
 
 def _mark(figure: Figure, note: str) -> None:

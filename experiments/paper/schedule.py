@@ -28,7 +28,7 @@ from experiments.paper.cells import KSD_TESTS, Cell, Scale, State
 from mamba_cli.artifacts import read_json, write_json
 from mamba_cli.config import FixedSettings, GridSettings, MambaSettings, RunSettings, settings_from
 from mamba_cli.console import Console, duration
-from mamba_cli.errors import ConfigError, MambaError, first_line
+from mamba_cli.errors import ConfigError, MambaError, StorageError, first_line
 from mamba_cli.run import opened
 from mamba_cli.tuners import halving
 
@@ -194,10 +194,10 @@ def run_cells(cells: Sequence[Cell], scale: Scale, what: str) -> list[Failure]:
 def _guarded(plan: Plan, scale: Scale) -> Failure | None:
     """Run one cell, whatever happens; a chain without a usable draw is a result, and no failure."""
     folder = plan.cell.folder(scale)
-    if plan.state is State.CHANGED:
-        shutil.rmtree(folder)
     failure = None
     try:
+        if plan.state is State.CHANGED:
+            _remove(folder)
         run_one(plan)
     except Exception as error:
         if not is_finished(folder):
@@ -211,6 +211,13 @@ def _guarded(plan: Plan, scale: Scale) -> Failure | None:
     else:
         write_json(folder / FAILED, {"reason": failure.reason, "exit_code": failure.exit_code})
     return failure
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise StorageError(f"cannot remove {folder}: {error.strerror}; remove it") from error
 
 
 def is_finished(folder: Path) -> bool:
@@ -242,13 +249,21 @@ def alone(scale: Scale) -> Iterator[None]:
     ------
     ConfigError
         Another one is at it.
+    StorageError
+        The results' folder cannot be written to.
     """
-    if scale.note:
-        scale.root.mkdir(parents=True, exist_ok=True)
-        path = scale.root / ".lock"
-    else:
-        path = Path(tempfile.gettempdir()) / f"mamba-cli-{os.getuid()}-paper.lock"
-    with path.open("a+") as file:
+    is_toy = bool(scale.note)
+    shared = Path(tempfile.gettempdir()) / f"mamba-cli-{os.getuid()}-paper.lock"
+    path = scale.root / ".lock" if is_toy else shared
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened_file = path.open("a+")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}; make {path.parent} a folder that can be "
+            "written to, or name another one (ARGS=--root=...)"
+        ) from error
+    with opened_file as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -20,6 +20,9 @@ from mamba_cli.artifacts import atomic_write, read_json, read_metrics, write_tab
 SIGNIFICANCE = 0.05
 """Of the one-sided Welch test by which the best tuner has to beat every other one."""
 
+CHAIN_FAILURES = ("diverged", "frozen", "no winner")
+"""How the note of a run begins that was made and has no number for it: a result, and a bad one."""
+
 IN_README = "LR_std_estimates"
 """The table that README.md shows, between these two lines."""
 
@@ -186,8 +189,8 @@ def summaries(label: str, scale: Scale) -> dict[Place, Summary]:
 def mark_best(found: Mapping[Place, Summary]) -> dict[Place, Summary]:
     """``found`` with the best tuner of each sampler and metric marked, where there is one.
 
-    It has the best mean, and a one-sided Welch test tells it from every other tuner's. Without
-    repeats the noise is not known, and nothing is marked. A tuner without a number loses.
+    It has the best mean, and beats every other tuner. Without repeats the noise is not known, and
+    nothing is marked.
     """
     marked = dict(found)
     for sampler, metric in dict.fromkeys((s, m) for s, _, m in found):
@@ -200,13 +203,28 @@ def mark_best(found: Mapping[Place, Summary]) -> dict[Place, Summary]:
             continue
         sign = 1.0 if lower else -1.0
         best = min(usable, key=lambda tuner: sign * (usable[tuner].mean or 0.0))
-        if (
-            all(is_better(usable[best], other, lower) for t, other in usable.items() if t != best)
-            and len(usable[best].values) > 1
-        ):
+        others = [summary for tuner, summary in rivals.items() if tuner != best]
+        if len(usable[best].values) > 1 and all(beats(usable[best], o, lower) for o in others):
             place = (sampler, best, metric)
             marked[place] = marked[place]._replace(is_best=True)
     return marked
+
+
+def chains_failed(summary: Summary) -> bool:
+    """Whether there is no number since the chain of every run failed, and for no other reason."""
+    notes = summary.note.split("; ")
+    return not summary.values and all(note.startswith(CHAIN_FAILURES) for note in notes)
+
+
+def beats(first: Summary, second: Summary, lower_is_better: bool) -> bool:
+    """Whether the first is better beyond the noise, or has numbers and the other's chains failed.
+
+    One that failed in some of its runs beats nothing, since what is left of it has been chosen by
+    its luck. A run that is still to be made says nothing for or against.
+    """
+    if not first.values or any(n.startswith(CHAIN_FAILURES) for n in first.note.split("; ")):
+        return False
+    return chains_failed(second) or is_better(first, second, lower_is_better)
 
 
 def is_better(first: Summary, second: Summary, lower_is_better: bool) -> bool:
@@ -293,13 +311,17 @@ def cell_text(summary: Summary, metric: str) -> str:
     if not summary.values:
         return summary.note.partition(":")[0] or "-"
     if metric in HYPERPARAMETERS:
-        return " / ".join(dict.fromkeys(shown_as.format(value) for value in summary.values))
-    text = number_text(summary.mean, shown_as)
-    if summary.sd is not None:
-        text += f" ± {number_text(summary.sd, shown_as)}"
-    if len(summary.values) < summary.repeats:
-        text += f" ({len(summary.values)} of {summary.repeats})"
-    return text
+        text = " / ".join(dict.fromkeys(shown_as.format(value) for value in summary.values))
+    else:
+        text = number_text(summary.mean, shown_as)
+        if summary.sd is not None:
+            text += f" ± {number_text(summary.sd, shown_as)}"
+    return text + count_text(len(summary.values), summary.repeats)
+
+
+def count_text(usable: int, repeats: int) -> str:
+    """How many repeats a number is of, where not of all."""
+    return f" ({usable} of {repeats})" if usable < repeats else ""
 
 
 def number_text(value: float | None, shown_as: str) -> str:
@@ -338,8 +360,8 @@ def markdown(
         notes = ["One run of each: the noise is not known, and nothing is marked as best."]
     elif label not in _hyperparameter_tables():
         notes.append(
-            "Bold: better than every other tuner of the sampler by a one-sided Welch test at "
-            f"{100 * SIGNIFICANCE:g} %."
+            "Bold: better than every other tuner of the sampler, by a one-sided Welch test at "
+            f"{100 * SIGNIFICANCE:g} % or because all chains of the other failed."
         )
     if label in _hyperparameter_tables():
         notes = [f"What each of {repeats} runs chose, where they differ. h is the paper's."]

@@ -145,7 +145,7 @@ def fetch(
     _remove_empty(new_folders)
     tried = "\n".join(f"  {address}: {failures[address]}" for address in addresses)
     raise DataError(
-        f"{file_name} is not in {folder} and could not be downloaded. Tried:\n{tried}\n"
+        f"{file_name} is not in {folder} and could not be downloaded.\nTried:\n{tried}\n"
         f"Expected: {expected}\n"
         f"Download the files from one of these addresses on a machine with a network and put "
         f"them in {folder}, or point data_dir (MAMBA_DATA_DIR) to a folder that holds them."
