@@ -309,12 +309,7 @@ def full_log_densities(model: Model) -> Callable[[Array | np.ndarray], np.ndarra
     Of all rows, and up to a constant.
     """
     if isinstance(model, HasFullLikelihood):
-        return _one_by_one(
-            lambda position, data: (
-                model.log_prior(position) + model.full_log_likelihood(position, data)
-            ),
-            all_data(model),
-        )
+        return _one_by_one(partial(full_log_density, model), all_data(model))
     return _chunk_by_chunk(model, _log_likelihoods(model), jax.vmap(model.log_prior))
 
 
@@ -397,6 +392,16 @@ def full_gradient(model: Model, position: Array, data: PyTree) -> Array:
 
     likelihood: Array = over_all_rows(model, at_position, data)
     return at_position(model.log_prior) + likelihood
+
+
+def full_log_density(model: Model, position: Array, data: PyTree) -> Array:
+    """Log posterior density over all rows, up to a constant; ``data`` is ``all_data(model)``."""
+
+    def at_position(function: Callable[[Array], Array]) -> Array:
+        return function(position)
+
+    likelihood: Array = over_all_rows(model, at_position, data)
+    return likelihood + model.log_prior(position)
 
 
 def available_cores() -> int:

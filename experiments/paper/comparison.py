@@ -573,13 +573,12 @@ def rows_of(label: str, scale: Scale) -> list[dict[str, object]]:
         number = ours.get((sampler, tuner, own), Summary((), 0, "not in ours"))
         mean, sd, theirs = number.mean, number.sd, printed.value
         name, ratio, text = own, None, cell_text(number, own)
-        if metric == "log10_step_size":
-            theirs = log10_h(sampler, theirs)
+        if metric in HYPERPARAMETERS:
+            is_log = metric == "log10_step_size"
+            theirs = log10_h(sampler, theirs) if is_log else theirs
             mean, sd = (statistics.median(number.values) if number.values else None), None
-            ratio = None if mean is None else 10 ** (mean - theirs)
-        elif metric in HYPERPARAMETERS:
-            mean, sd = (statistics.median(number.values) if number.values else None), None
-            ratio = None if mean is None else mean / theirs
+            if mean is not None:
+                ratio = 10 ** (mean - theirs) if is_log else mean / theirs
         elif metric == "num_samples":
             name = "samples_per_s"
             theirs /= PUBLISHED_SECONDS[model]

@@ -57,7 +57,7 @@ def make_target(model: Model, coordinates: Coordinates, blocks: RowBlocks | None
     scale = None if coordinates.scale is None else jnp.asarray(coordinates.scale)
     if isinstance(model, HasFullLikelihood):
         data = model.full_data
-        log_posterior = jax.jit(partial(_log_posterior, model))(centre, data)
+        log_posterior = jax.jit(partial(gradients.full_log_density, model))(centre, data)
         return Target(centre, matrix, None, None, log_posterior, data, scale)
     assert blocks is not None, "needed where the likelihood is one of rows"
 
@@ -74,7 +74,7 @@ def potentials_and_gradients(model: Model, target: Target, z: Array) -> tuple[Ar
     """
     positions = target.centre + target.moved(z)
     if target.blocks is None:
-        of_position = jax.value_and_grad(partial(_log_posterior, model))
+        of_position = jax.value_and_grad(partial(gradients.full_log_density, model))
         results = [of_position(position, target.full_data) for position in positions]
         values, slopes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
         return target.prior_reference - values, -target.pulled_back(slopes)
@@ -124,13 +124,3 @@ def potential_fn(model: Model, target: Target) -> Callable[[Array], Array]:
         lambda gradient, cotangent: (cotangent * gradient,),
     )
     return potential
-
-
-def _log_posterior(model: Model, position: Array, data: PyTree) -> Array:
-    """Log posterior over all rows, ``data`` as of ``gradients.all_data``."""
-
-    def value(function: Callable[[Array], Array]) -> Array:
-        return function(position)
-
-    likelihood: Array = gradients.over_all_rows(model, value, data)
-    return likelihood + model.log_prior(position)
