@@ -36,8 +36,6 @@ SAMPLERS = ("sgld", "sgld_cv", "sghmc")
 NUM_SEEDS = 10
 LONGEST_ARMS_S = (0.2, 1.0)
 KEYS = ["target", "sampler", "longest_arm_s"]
-SLOW = {"pmf": 10.0}
-"""Times as many seconds, where a step costs a millisecond."""
 
 NUM_TRUTH_CHAINS = 16
 WITHIN = 0.10
@@ -56,7 +54,9 @@ def cells(
 ) -> list[tuple[str, str, float]]:
     """What is run: posterior, sampler and length, each of every other."""
     whole = product(names, samplers, longest_arms_s)
-    return [(name, sampler, seconds * SLOW.get(name, 1.0)) for name, sampler, seconds in whole]
+    return [
+        (name, sampler, seconds * targets.SLOW.get(name, 1.0)) for name, sampler, seconds in whole
+    ]
 
 
 def runs(

@@ -314,7 +314,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=list(targets.NAMES), choices=targets.NAMES)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
-    parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS_S), help="seconds")
+    parser.add_argument(
+        "--budgets", nargs="+", type=float, default=list(BUDGETS_S), help="seconds an arm"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rewards", nargs="+", help="names in conf/reward; all by default")
     parser.add_argument("--ground-truth", type=Path, default=Path("results/ground_truth"))
@@ -340,7 +342,7 @@ def make_pieces(
     made, target = 0, None
     for sampler in arguments.samplers:
         missing = {}
-        for budget_s in arguments.budgets:
+        for budget_s in (given * targets.SLOW.get(name, 1.0) for given in arguments.budgets):
             for seed in arguments.seeds:
                 path = pieces / f"{name}-{sampler}-{budget_s:g}s-{seed}.csv"
                 if not piece_is_done(path, rewards):

@@ -300,6 +300,9 @@ def pmf(ground_truth_dir: Path, data_dir: str | None) -> Target:
 
 NAMES = ("gaussian", "logreg", "skewed", "two_modes", "network", "pmf")
 
+SLOW = {"pmf": 10.0}
+"""Times as many seconds for every arm, where a step costs a millisecond."""
+
 
 def available(
     name: str, results: Path, ground_truth_dir: Path, reporter: Reporter

@@ -50,15 +50,22 @@ def random_slices(num_slices: int, dim: int):
 
 
 @pytest.mark.parametrize("num_slices", [0, 3])
-def test_it_is_the_sum_over_axes_of_the_best_slice(num_slices: int) -> None:
+@pytest.mark.parametrize(
+    ("num_draws", "stretch"),
+    # By pairs, by features, and each for some of the axes: the third is stretched.
+    [(8, 1.0), (120, 1.0), (120, 8.0)],
+)
+def test_it_is_the_sum_over_axes_of_the_best_slice(num_slices, num_draws, stretch) -> None:
     rng = np.random.default_rng(10)
     # Correlated draws, scored as if they were not: a slice across the axes sees it best.
-    positions = rng.standard_normal((8, 3)) @ np.array([[1, 0.9, 0], [0, 0.5, 0], [0, 0, 2]])
-    value = sliced_ksd(positions, -positions, num_slices=num_slices, length_scale=0.8)
-    expected = by_autodiff(positions, -positions, random_slices(num_slices, 3), 0.8)
+    mix = np.array([[1, 0.9, 0], [0, 0.5, 0], [0, 0, 2 * stretch]])
+    positions = 7 + rng.standard_normal((num_draws, 3)) @ mix
+    scores = 7 - positions
+    value = sliced_ksd(positions, scores, num_slices=num_slices, length_scale=0.8)
+    expected = by_autodiff(positions, scores, random_slices(num_slices, 3), 0.8)
     assert value == pytest.approx(expected, rel=1e-10)
-    if num_slices:
-        alone = sliced_ksd(positions, -positions, num_slices=0, length_scale=0.8)
+    if num_slices and stretch == 1:
+        alone = sliced_ksd(positions, scores, num_slices=0, length_scale=0.8)
         assert value > alone * (1 + 1e-6)
 
 
@@ -69,9 +76,9 @@ def test_one_draw() -> None:
 
 
 def test_coordinates_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws, scores = gaussian_draws(12, 6, 7, width=1.5)
+    draws, scores = gaussian_draws(12, 100, 7, width=1.5)
     whole = sliced_ksd(draws, scores)
-    monkeypatch.setattr(sys.modules[sliced_ksd.__module__], "ELEMENTS_PER_PASS", 2 * 36)
+    monkeypatch.setattr(sys.modules[sliced_ksd.__module__], "ELEMENTS_PER_PASS", 2 * 100)
     assert sliced_ksd(draws, scores) == pytest.approx(whole, rel=1e-12)
 
 
