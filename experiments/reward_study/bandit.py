@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -136,11 +137,7 @@ class Stage:
         """The true error of a chain; infinite where it is not finite."""
         if failure(chain) is not None:
             return math.inf
-        positions, _ = chain.thinned(MAX_DRAWS)
-
-        def predict() -> np.ndarray:
-            return np.asarray(self.bench.posterior_predictive(positions))
-
+        predict = partial(self.problem.predicted, chain.thinned(MAX_DRAWS)[0])
         # Draws of a chain about to diverge are too far out for their squares.
         with np.errstate(over="ignore", invalid="ignore"):
             return self.problem.target.error(*moments_of(chain.block_sums()), predict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 Floats = np.ndarray
@@ -30,8 +32,20 @@ def whitened_w2(
     return gaussian_w2(delta, factor.T @ covariance @ factor, np.eye(len(delta)))
 
 
-def rms_difference(predictions: Floats, true_predictions: Floats) -> float:
-    """Root mean squared difference of posterior-mean predictions; infinite if not finite."""
-    square = np.mean((predictions.ravel() - true_predictions.ravel()) ** 2)
-    difference = float(np.sqrt(square))
-    return difference if np.isfinite(difference) else float("inf")
+class Moments(NamedTuple):
+    """Mean and standard deviation of predictions over draws, each of as many numbers."""
+
+    mean: Floats
+    std: Floats
+
+
+def predicted_w2(found: Moments, truth: Moments) -> float:
+    """Root mean square over predictions of the 2-Wasserstein distance of N(mean, std^2).
+
+    sqrt(mean of (m - m*)^2 + (s - s*)^2); infinite where a moment is not finite.
+    """
+    squares = [
+        (np.ravel(own) - np.ravel(true)) ** 2 for own, true in zip(found, truth, strict=True)
+    ]
+    distance = float(np.sqrt(np.mean(sum(squares))))
+    return distance if np.isfinite(distance) else float("inf")

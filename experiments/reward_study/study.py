@@ -4,11 +4,12 @@
 
 Every arm of a grid (14 step sizes a half decade apart from 10 times the largest stable one of SGLD
 downwards, times the batch sizes of the posterior) runs from the MAP for the steps that the budget's
-seconds buy. What a step costs is measured once, before the first piece of a posterior and sampler,
-and kept in ``costs.csv``: with it, a study repeats itself whatever else the machine does. The
-true error and every reward of conf/reward are computed on the same chain. Each posterior, sampler,
-budget and seed is a piece, ``pieces/<...>.csv``, one row an arm; a piece that is there and has
-every reward is not made again, so that a study can be stopped and taken up.
+seconds buy (those of PMF are ten times as many, ``targets.SLOW``). What a step costs is measured
+once, before the first piece of a posterior and sampler, and kept in ``costs.csv``: with it, a study
+repeats itself whatever else the machine does. The true error and every reward of conf/reward are
+computed on the same chain. Each posterior, sampler, budget and seed is a piece,
+``pieces/<...>.csv``, one row an arm; a piece that is there and has every reward is not made again,
+so that a study can be stopped and taken up.
 
 From the pieces: ``problems.csv``, one row a piece and reward; ``summary.csv``, one row a reward;
 ``reward_study.png``. ``rho``: Spearman's rank correlation of loss and true error over the arms that
@@ -42,6 +43,7 @@ from experiments.reward_study.candidates import (
     loss_of,
     whitening_method,
 )
+from experiments.reward_study.errors import Moments
 from experiments.reward_study.tables import read, write
 from mamba_cli import gradients, minibatch
 from mamba_cli.chain import Budget, Chain, advance
@@ -186,8 +188,7 @@ class Problem:
             return row | {"status": failed[0], "reason": failed[1], "error": math.inf}
         positions, _ = chain.thinned(MAX_DRAWS)
         sums = chain.block_sums()
-        predict = partial(self.bench.posterior_predictive, positions)
-        error = self.target.error(*moments_of(sums), lambda: np.asarray(predict()))
+        error = self.target.error(*moments_of(sums), partial(self.predicted, positions))
         verdict = self.guards.verdict(positions, num_steps=chain.num_steps)
         row |= {"status": "ok", "reason": "", "error": error}
         if verdict is not None:
@@ -205,6 +206,11 @@ class Problem:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
             row |= {name: value, f"{name}_std_error": std_error}
         return row
+
+    def predicted(self, positions: np.ndarray) -> Moments:
+        """The moments over draws ``[m, dim]`` of the predictions for the test rows."""
+        mean = np.asarray(self.bench.posterior_predictive(positions), np.float64)
+        return Moments(np.ravel(mean), self.bench.predictive_std(positions))
 
 
 def whitenings_of(

@@ -10,15 +10,17 @@
 | pmf | the product's, all rows | NUTS, where results/ground_truth has it | predictions |
 
 *Moments*: Wasserstein-2 distance of mean and covariance of all draws, in coordinates in which the
-posterior's covariance is the identity. *Predictions*: root mean squared difference of the
-posterior-mean predictions.
+posterior's covariance is the identity. *Predictions*: root mean square over the test rows of the
+Wasserstein-2 distance of mean and standard deviation of the prediction. Means alone would call the
+best arm one that has not left the MAP, where predictions spread so widely that a mean over few
+independent draws is farther from the truth than the MAP's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.reward_study.errors import Floats, rms_difference, whitened_w2
+from experiments.reward_study.errors import Floats, Moments, predicted_w2, whitened_w2
 from mamba_cli import artifacts
 from mamba_cli.errors import NothingUsableError
 from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
@@ -80,20 +82,20 @@ class Simulated:
 class Target:
     """A posterior and what is true of it.
 
-    Either ``mean`` and ``covariance``, or ``prediction``, the posterior mean of the predictions for
-    the model's test inputs.
+    Either ``mean`` and ``covariance``, or ``predictions``, the posterior moments of the predictions
+    for the model's test inputs.
     """
 
     model: Model
     batch_percents: tuple[float, ...]
     mean: Floats | None = None
     covariance: Floats | None = None
-    prediction: Floats | None = None
+    predictions: Moments | None = None
 
-    def error(self, mean: Floats, covariance: Floats, predict: Callable[[], Floats]) -> float:
-        """True error of an arm by the moments of its draws, or by their prediction."""
-        if self.prediction is not None:
-            return rms_difference(np.asarray(predict(), np.float64), self.prediction)
+    def error(self, mean: Floats, covariance: Floats, predict: Callable[[], Moments]) -> float:
+        """True error of an arm by the moments of its draws, or by those of its predictions."""
+        if self.predictions is not None:
+            return predicted_w2(predict(), self.predictions)
         assert self.mean is not None
         assert self.covariance is not None
         return whitened_w2(mean, covariance, self.mean, self.covariance)
@@ -274,7 +276,7 @@ def network(cache_dir: Path, reporter: Reporter, num_rows: int = 1_000) -> Targe
         min_ess=200,
     )
     truth = nuts_ground_truth(model, mode, settings, cache_dir=cache_dir, reporter=reporter)
-    return Target(model, (100, 10, 1), prediction=np.asarray(truth.prediction_mean, np.float64))
+    return Target(model, (100, 10, 1), predictions=true_predictions(truth._asdict()))
 
 
 def pmf(ground_truth_dir: Path, data_dir: str | None) -> Target:
@@ -293,8 +295,7 @@ def pmf(ground_truth_dir: Path, data_dir: str | None) -> Target:
         if found is None or found[1]["provenance"]["model_digest"] != model.digest:
             continue
         if "prediction_mean" in found[0]:
-            truth = np.asarray(found[0]["prediction_mean"], np.float64)
-            return Target(model, (100, 10, 1), prediction=truth)
+            return Target(model, (100, 10, 1), predictions=true_predictions(found[0]))
     raise NotThereYet(f"no predictions of this model by NUTS in {ground_truth_dir}/pmf-*.npz")
 
 
@@ -302,6 +303,12 @@ NAMES = ("gaussian", "logreg", "skewed", "two_modes", "network", "pmf")
 
 SLOW = {"pmf": 10.0}
 """Times as many seconds for every arm, where a step costs a millisecond."""
+
+
+def true_predictions(arrays: Mapping[str, Any]) -> Moments:
+    """What NUTS has of the predictions."""
+    names = ("prediction_mean", "prediction_std")
+    return Moments(*(np.asarray(arrays[name], np.float64) for name in names))
 
 
 def available(

@@ -7,7 +7,6 @@ import pytest
 
 from experiments.reward_study import adversarial
 from experiments.reward_study.candidates import candidates
-from experiments.reward_study.errors import gaussian_w2, whitened_w2
 
 
 def test_with_guards_no_broken_arm_is_chosen() -> None:
@@ -40,13 +39,3 @@ def test_the_variance_of_the_log_cosh_density() -> None:
     density = np.cosh(x / 3) ** -9.0
     expected = np.sum(density * x**2) / np.sum(density)
     assert adversarial.log_cosh_variance() == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_distance_of_gaussians() -> None:
-    # |m|^2 + sum (sigma_k - 1)^2 for commuting covariances.
-    covariance = np.diag([4.0, 0.25])
-    distance = gaussian_w2(np.array([3.0, 0.0]), covariance, np.eye(2))
-    assert distance == pytest.approx(np.sqrt(9 + 1 + 0.25))
-    shifted = whitened_w2(np.array([5.0, 1.0]), np.diag([16.0, 1.0]), np.ones(2), 4 * np.eye(2))
-    assert shifted == pytest.approx(np.sqrt(4 + 1 + 0.25))
-    assert gaussian_w2(np.array([np.nan, 0.0]), covariance, np.eye(2)) == np.inf
