@@ -347,7 +347,9 @@ def _chunk_by_chunk(
         else:
             with ThreadPoolExecutor(num_threads) as pool:
                 parts = list(pool.map(of_thread, cuts[:-1], cuts[1:]))
-        return np.asarray(of_the_rest(positions, model.data)) + sum(parts)
+        # What overflows far out is infinite, as it is inside a program.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(of_the_rest(positions, model.data)) + sum(parts)
 
     def of_positions(positions: Array | np.ndarray) -> np.ndarray:
         # In NumPy: a slice of a JAX array would be compiled for every new shape.

@@ -136,6 +136,17 @@ def test_full_log_densities_are_those_of_float64(num_positions: int, num_rows: i
     np.testing.assert_allclose(found, likelihoods + priors, rtol=2e-6)
 
 
+def test_a_log_density_that_overflows_is_infinite_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model = gaussian_mean(num_data=4 * gradients.BLOCK_ROWS)
+    # 4.5e38 in all: the half of one thread is finite in float32, both together are not.
+    far = np.sqrt(2 * 4.5e38 / (model.precision * model.dim))
+    positions = np.full((1, model.dim), far, np.float32)
+    assert gradients.full_log_densities(model)(positions) == -np.inf
+    assert not recwarn.list
+
+
 def test_full_gradients_compile_only_for_the_chunk_sizes() -> None:
     full = gradients.full_gradients(MODEL)
     for num_positions in gradients.CHUNKS:
