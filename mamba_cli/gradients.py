@@ -347,7 +347,7 @@ def _chunk_by_chunk(
         else:
             with ThreadPoolExecutor(num_threads) as pool:
                 parts = list(pool.map(of_thread, cuts[:-1], cuts[1:]))
-        # What overflows far out is infinite, as it is inside a program.
+        # What overflows far out is infinite or NaN without a warning, as inside a program.
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(of_the_rest(positions, model.data)) + sum(parts)
 

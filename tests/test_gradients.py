@@ -137,10 +137,11 @@ def test_full_log_densities_are_those_of_float64(num_positions: int, num_rows: i
 
 
 def test_a_log_density_that_overflows_is_infinite_without_a_warning(
-    recwarn: pytest.WarningsRecorder,
+    recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gradients, "available_cores", lambda: 2)
     model = gaussian_mean(num_data=4 * gradients.BLOCK_ROWS)
-    # 4.5e38 in all: the half of one thread is finite in float32, both together are not.
+    # 4.5e38 in all: what each of two threads sums is finite in float32, both together are not.
     far = np.sqrt(2 * 4.5e38 / (model.precision * model.dim))
     positions = np.full((1, model.dim), far, np.float32)
     assert gradients.full_log_densities(model)(positions) == -np.inf

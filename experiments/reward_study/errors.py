@@ -32,20 +32,19 @@ def whitened_w2(
     return gaussian_w2(delta, factor.T @ covariance @ factor, np.eye(len(delta)))
 
 
-class Moments(NamedTuple):
-    """Mean and standard deviation of predictions over draws, each of as many numbers."""
+class PredictionMoments(NamedTuple):
+    """Mean and standard deviation over draws of every prediction, ``[num_predictions]``."""
 
     mean: Floats
     std: Floats
 
 
-def predicted_w2(found: Moments, truth: Moments) -> float:
+def predicted_w2(found: PredictionMoments, truth: PredictionMoments) -> float:
     """Root mean square over predictions of the 2-Wasserstein distance of N(mean, std^2).
 
     sqrt(mean of (m - m*)^2 + (s - s*)^2); infinite where a moment is not finite.
     """
-    squares = [
-        (np.ravel(own) - np.ravel(true)) ** 2 for own, true in zip(found, truth, strict=True)
-    ]
-    distance = float(np.sqrt(np.mean(sum(squares))))
+    assert found.mean.shape == found.std.shape == truth.mean.shape == truth.std.shape
+    squares = (found.mean - truth.mean) ** 2 + (found.std - truth.std) ** 2
+    distance = float(np.sqrt(np.mean(squares)))
     return distance if np.isfinite(distance) else float("inf")

@@ -43,7 +43,7 @@ from experiments.reward_study.candidates import (
     loss_of,
     whitening_method,
 )
-from experiments.reward_study.errors import Moments
+from experiments.reward_study.errors import PredictionMoments
 from experiments.reward_study.tables import read, write
 from mamba_cli import gradients, minibatch
 from mamba_cli.chain import Budget, Chain, advance
@@ -207,10 +207,10 @@ class Problem:
             row |= {name: value, f"{name}_std_error": std_error}
         return row
 
-    def predicted(self, positions: np.ndarray) -> Moments:
+    def predicted(self, positions: np.ndarray) -> PredictionMoments:
         """The moments over draws ``[m, dim]`` of the predictions for the test rows."""
         mean = np.asarray(self.bench.posterior_predictive(positions), np.float64)
-        return Moments(np.ravel(mean), self.bench.predictive_std(positions))
+        return PredictionMoments(np.ravel(mean), self.bench.predictive_std(positions))
 
 
 def whitenings_of(
@@ -321,7 +321,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--targets", nargs="+", default=list(targets.NAMES), choices=targets.NAMES)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
     parser.add_argument(
-        "--budgets", nargs="+", type=float, default=list(BUDGETS_S), help="seconds an arm"
+        "--budgets",
+        nargs="+",
+        type=float,
+        default=list(BUDGETS_S),
+        help="seconds an arm (pmf has ten times as many)",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rewards", nargs="+", help="names in conf/reward; all by default")

@@ -10,10 +10,10 @@
 | pmf | the product's, all rows | NUTS, where results/ground_truth has it | predictions |
 
 *Moments*: Wasserstein-2 distance of mean and covariance of all draws, in coordinates in which the
-posterior's covariance is the identity. *Predictions*: root mean square over the test rows of the
-Wasserstein-2 distance of mean and standard deviation of the prediction. Means alone would call the
-best arm one that has not left the MAP, where predictions spread so widely that a mean over few
-independent draws is farther from the truth than the MAP's.
+posterior's covariance is the identity. *Predictions*: root mean square over the predictions of the
+Wasserstein-2 distance of the Gaussians with their means and standard deviations. By the means alone
+an arm that has hardly left the MAP can be the best, where predictions spread so widely that a mean
+over few independent draws is farther from the truth than the MAP's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.reward_study.errors import Floats, Moments, predicted_w2, whitened_w2
+from experiments.reward_study.errors import Floats, PredictionMoments, predicted_w2, whitened_w2
 from mamba_cli import artifacts
 from mamba_cli.errors import NothingUsableError
 from mamba_cli.ground_truth import NutsSettings, nuts_ground_truth
@@ -90,9 +90,11 @@ class Target:
     batch_percents: tuple[float, ...]
     mean: Floats | None = None
     covariance: Floats | None = None
-    predictions: Moments | None = None
+    predictions: PredictionMoments | None = None
 
-    def error(self, mean: Floats, covariance: Floats, predict: Callable[[], Moments]) -> float:
+    def error(
+        self, mean: Floats, covariance: Floats, predict: Callable[[], PredictionMoments]
+    ) -> float:
         """True error of an arm by the moments of its draws, or by those of its predictions."""
         if self.predictions is not None:
             return predicted_w2(predict(), self.predictions)
@@ -305,10 +307,10 @@ SLOW = {"pmf": 10.0}
 """Times as many seconds for every arm, where a step costs a millisecond."""
 
 
-def true_predictions(arrays: Mapping[str, Any]) -> Moments:
+def true_predictions(arrays: Mapping[str, Any]) -> PredictionMoments:
     """What NUTS has of the predictions."""
     names = ("prediction_mean", "prediction_std")
-    return Moments(*(np.asarray(arrays[name], np.float64) for name in names))
+    return PredictionMoments(*(np.asarray(arrays[name], np.float64) for name in names))
 
 
 def available(

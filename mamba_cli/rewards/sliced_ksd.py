@@ -22,7 +22,15 @@ SLICE_SEED = 0
 """Of the random slices: every arm is measured along the same ones."""
 
 ELEMENTS_PER_PASS = 1 << 14
-"""Numbers held at once by one array, so that a pass stays in the cache: so many axes at a time."""
+"""Numbers of an array of one pass over some of the axes, so that it stays in the cache."""
+
+LARGEST_RADIUS = 37.0
+"""Farther out exp(-u^2 / 2), with which the features of a point begin, is 0 in float64."""
+
+FEATURES_PER_DRAW = 8
+"""A pair of draws along an axis costs as much as so many features of a draw."""
+
+FEATURES_PER_PASS = 64
 
 
 def sliced_ksd(
@@ -49,12 +57,14 @@ def sliced_ksd(
     .. math::
         k = \sum_{m \ge 0} \varphi_m(u) \varphi_m(v), \quad
         \varphi_m(u) = e^{-u^2 / 2} u^m / \sqrt{m!}, \quad
-        \frac{1}{n^2} \sum_{i,j} h_{r,g} = \sum_m \Big(\frac{1}{n} \sum_i s^r_i \varphi_m(u_i)
-        + \frac{r^\top g}{l} \varphi'_m(u_i)\Big)^2,
+        \frac{1}{n^2} \sum_{i,j} h_{r,g} = \sum_m \Big(\frac{1}{n} \sum_i \big[s^r_i \varphi_m(u_i)
+        + \frac{r^\top g}{l} \varphi'_m(u_i)\big]\Big)^2.
 
-    of which R^2 + 9 R + 16 terms are all that float64 can tell, R being the largest \|u\|. So O(n M
-    d) for the axes and as much for every slice, M about 70 for draws of unit scale; O(n^2 d), by
-    pairs, where draws are so far from one another that M is above n.
+    M = R^2 + 9 R + 16 terms are taken, R being the largest of all absolute u: those left out are
+    below 1e-17 of the squares of the features and of their derivatives. That is O(n M d) for the
+    axes and as much for every slice, M 45 to 70 for draws of unit scale. All pairs are summed,
+    O(n^2 d), where the draws are too few for that to pay or too far from one another: M above 8 n
+    along an axis, above n along a slice, or R above 37.
 
     Parameters
     ----------
@@ -69,7 +79,7 @@ def sliced_ksd(
     Returns
     -------
     float
-        S; NaN when an input is not finite.
+        S; NaN when an input is not finite, or so far out that a square overflows.
 
     Raises
     ------
@@ -84,7 +94,7 @@ def sliced_ksd(
     positions, scores = checked_draws(positions, scores)
     if not (np.isfinite(positions).all() and np.isfinite(scores).all()):
         return float("nan")
-    x, s = positions.astype(np.float64), scores.astype(np.float64)
+    x, s = (array.astype(np.float64, copy=False) for array in (positions, scores))
     dim = x.shape[1]
     slices = np.random.default_rng(SLICE_SEED).standard_normal((num_slices, dim))
     slices /= np.linalg.norm(slices, axis=1, keepdims=True)
@@ -98,51 +108,60 @@ def sliced_ksd(
 def _along_axes(x: Floats, s: Floats, length_scale: float) -> Floats:
     """The V-statistic of h for every axis r with the slice g = r, ``[dim]``."""
     num_draws, dim = x.shape
-    u = _from_middle(np.ascontiguousarray(x.T), length_scale)
-    counts = _num_features(np.max(np.abs(u), axis=1))
+    low, high = np.min(x, axis=0), np.max(x, axis=0)
+    middle, counts = (low + high) / 2, _num_features((high - low) / 2 / length_scale)
     # Axes of like spread take as many features, and go together.
     order = np.argsort(counts)
-    few = int(np.searchsorted(counts[order], num_draws, side="right"))
+    by_features = int(np.sum(counts <= FEATURES_PER_DRAW * num_draws))
     found = np.empty(dim)
-    step = max(1, ELEMENTS_PER_PASS // num_draws)
-    for first in range(0, few, step):
-        axes = order[first : min(first + step, few)]
-        scores = s[:, axes].T
-        found[axes] = _by_features(u[axes], scores, 1.0 / length_scale, int(counts[axes[-1]]))
-    for axis in order[few:]:
-        own = slice(axis, axis + 1)
-        found[own] = _by_pairs(u[own], s[:, own].T, 1.0 / length_scale)
+
+    def fill(first: int, last: int, step: int) -> None:
+        for start in range(first, last, step):
+            axes = order[start : min(start + step, last)]
+            u, scores = (x[:, axes] - middle[axes]).T / length_scale, s[:, axes].T
+            if first < by_features:
+                count = int(counts[axes[-1]])
+                found[axes] = _by_features(u, scores, 1.0 / length_scale, count)
+            else:
+                found[axes] = _by_pairs(u, scores, 1.0 / length_scale)
+
+    fill(0, by_features, max(1, ELEMENTS_PER_PASS // num_draws))
+    fill(by_features, dim, max(1, ELEMENTS_PER_PASS // num_draws**2))
     return found
 
 
 def _along_slice(u: Floats, s: Floats, direction: Floats, length_scale: float) -> Floats:
     """The V-statistic of h for every axis r with one slice g, of projections ``[num_draws]``."""
-    u = _from_middle(u[None], length_scale)
-    count = int(_num_features(np.max(np.abs(u))))
-    slopes = direction / length_scale
-    if count > len(s):
-        return _by_pairs(u, s.T, slopes)
-    feature, features = np.exp(-0.5 * u[0] ** 2), np.empty((count, len(s)))
-    for m in range(count):
+    low, high = np.min(u), np.max(u)
+    u, slopes = (u - (low + high) / 2) / length_scale, direction / length_scale
+    count = _num_features(float(high - low) / 2 / length_scale)
+    if not count <= len(s):
+        return _by_pairs(u[None], s.T, slopes)
+    feature, features = np.exp(-0.5 * u**2), np.empty((int(count), len(s)))
+    for m in range(len(features)):
         features[m] = feature
-        feature = feature * u[0] / np.sqrt(m + 1)
-    of_slope = _derivative_sums(features.sum(axis=1), features @ u[0])
-    total: Floats = np.sum((features @ s + of_slope[:, None] * slopes) ** 2, axis=0)
+        feature = feature * u / np.sqrt(m + 1)
+    of_slope = _derivatives(np.sum(features, axis=1), features @ u)
+    total = np.zeros(s.shape[1])
+    for first in range(0, len(features), FEATURES_PER_PASS):
+        own = slice(first, first + FEATURES_PER_PASS)
+        total += np.sum((features[own] @ s + of_slope[own, None] * slopes) ** 2, axis=0)
     return total / len(s) ** 2
 
 
-def _from_middle(u: Floats, length_scale: float) -> Floats:
-    """Projections ``[dim, num_draws]`` in lengths of the kernel, from the middle of their range."""
-    middle = (np.min(u, axis=1) + np.max(u, axis=1)) / 2
-    return (u - middle[:, None]) / length_scale
-
-
-def _num_features(radius: Floats) -> Floats:
-    """How many features of the Gaussian kernel matter to float64 for points that far out.
+def _num_features(radius: Floats | float) -> Floats:
+    """How many features matter to float64 for points up to ``radius`` out; infinite if too far.
 
     The features of a point u, squared, are the probabilities of a Poisson variable of mean u^2.
     """
-    return np.ceil(radius**2 + 9 * radius + 16)
+    found = np.ceil(np.square(radius) + 9 * np.asarray(radius) + 16)
+    return np.where(np.asarray(radius) <= LARGEST_RADIUS, found, np.inf)
+
+
+def _derivatives(of_features: Floats, with_positions: Floats) -> Floats:
+    """Sums over draws of phi_m' = sqrt(m) phi_(m-1) - u phi_m from those of phi_m and u phi_m."""
+    before = np.concatenate([[0.0], of_features[:-1]])
+    return np.sqrt(np.arange(len(of_features))) * before - with_positions
 
 
 def _by_features(u: Floats, s: Floats, slope: float, count: int) -> Floats:
@@ -151,7 +170,7 @@ def _by_features(u: Floats, s: Floats, slope: float, count: int) -> Floats:
     with_scores = s - slope * u
     total, before = np.zeros(len(u)), np.zeros(len(u))
     for m in range(count):
-        # The derivative of feature m is sqrt(m) times feature m - 1, less u times feature m.
+        # As in _derivatives, with the scores in the same sum as u.
         sums = np.einsum("ri,ri->r", with_scores, feature) + slope * np.sqrt(m) * before
         total += sums**2
         before = np.sum(feature, axis=1)
@@ -160,20 +179,18 @@ def _by_features(u: Floats, s: Floats, slope: float, count: int) -> Floats:
     return total / u.shape[1] ** 2
 
 
-def _derivative_sums(of_features: Floats, with_positions: Floats) -> Floats:
-    """Sums over draws of the features' derivatives from those of phi_m and u phi_m, ``[count]``."""
-    before = np.concatenate([[0.0], of_features[:-1]])
-    return np.sqrt(np.arange(len(of_features))) * before - with_positions
-
-
 def _by_pairs(u: Floats, s: Floats, slopes: Floats | float) -> Floats:
-    """1/n^2 sum_ij h, all pairs: projections ``[1, num_draws]``, scores ``[dim, num_draws]``."""
-    difference = u.T - u
+    """1/n^2 sum_ij h by all pairs, for projections of one slice or of each axis.
+
+    ``u`` is ``[1, num_draws]`` or ``[dim, num_draws]``, ``s`` the latter.
+    """
+    difference = u[:, :, None] - u[:, None, :]
     kernel = np.exp(-0.5 * difference**2)
-    of_scores = np.sum(s * (s @ kernel), axis=1)
+    products = s @ kernel[0] if len(kernel) == 1 else np.matmul(kernel, s[:, :, None])[:, :, 0]
+    of_scores = np.sum(s * products, axis=1)
     # sum_ij k (u_i - u_j)(s_i - s_j) = 2 sum_i s_i sum_j k (u_i - u_j)
-    of_slope = 2.0 * s @ np.sum(kernel * difference, axis=1)
-    curvature = np.sum(kernel * (1.0 - difference**2))
+    of_slope = 2.0 * np.sum(s * np.sum(kernel * difference, axis=2), axis=1)
+    curvature = np.sum(kernel * (1.0 - difference**2), axis=(1, 2))
     total: Floats = of_scores + slopes * of_slope + np.square(slopes) * curvature
     return total / s.shape[1] ** 2
 

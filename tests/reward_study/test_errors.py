@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.reward_study.errors import Moments, gaussian_w2, predicted_w2, whitened_w2
+from experiments.reward_study.errors import (
+    PredictionMoments,
+    gaussian_w2,
+    predicted_w2,
+    whitened_w2,
+)
 from experiments.reward_study.study import Problem
 from experiments.reward_study.targets import Simulated, Target
 
@@ -21,12 +26,12 @@ def test_the_distance_of_gaussians() -> None:
 
 
 def test_the_distance_of_predictions_counts_their_spread() -> None:
-    truth = Moments(np.array([1.0, 2.0]), np.array([0.5, 3.0]))
+    truth = PredictionMoments(np.array([1.0, 2.0]), np.array([0.5, 3.0]))
     assert predicted_w2(truth, truth) == 0
     # ((3^2 + 0.5^2) + (4^2 + 0^2)) / 2
-    found = Moments(np.array([[4.0], [-2.0]]), np.array([1.0, 3.0]))
+    found = PredictionMoments(np.array([4.0, -2.0]), np.array([1.0, 3.0]))
     assert predicted_w2(found, truth) == pytest.approx(np.sqrt(25.25 / 2))
-    assert predicted_w2(Moments(np.array([np.nan, 0.0]), np.zeros(2)), truth) == np.inf
+    assert predicted_w2(PredictionMoments(np.array([np.nan, 0.0]), np.zeros(2)), truth) == np.inf
 
 
 def test_the_predictions_of_draws() -> None:
@@ -43,7 +48,7 @@ def test_the_predictions_of_draws() -> None:
         test_inputs=inputs.astype(np.float32),
         predictor=lambda position, points: points @ position,
     )
-    target = Target(model, (100,), predictions=Moments(np.zeros(5), np.ones(5)))
+    target = Target(model, (100,), predictions=PredictionMoments(np.zeros(5), np.ones(5)))
     draws = rng.standard_normal((30, 2)).astype(np.float32)
     found = Problem("line", target, "sgld", {}).predicted(draws)
     values = draws.astype(np.float64) @ inputs.T

@@ -52,8 +52,8 @@ def random_slices(num_slices: int, dim: int):
 @pytest.mark.parametrize("num_slices", [0, 3])
 @pytest.mark.parametrize(
     ("num_draws", "stretch"),
-    # By pairs, by features, and each for some of the axes: the third is stretched.
-    [(8, 1.0), (120, 1.0), (120, 8.0)],
+    # Axes by features; slices by pairs, by features, by pairs; the third axis by pairs at last.
+    [(8, 1.0), (200, 1.0), (120, 20.0)],
 )
 def test_it_is_the_sum_over_axes_of_the_best_slice(num_slices, num_draws, stretch) -> None:
     rng = np.random.default_rng(10)
@@ -75,10 +75,23 @@ def test_one_draw() -> None:
     assert value == pytest.approx(math.sqrt(5 + 2 / 4), rel=1e-12)
 
 
+@pytest.mark.parametrize("far", [20.0, 36.9, 37.1, 39.0, 60.0])
+def test_two_clusters_far_apart(far: float) -> None:
+    """k is 1 within a cluster and 0 between them, s = -x: S^2 = (far^2 + 1) / 2."""
+    draws = np.repeat([[-far], [far]], 1000, axis=0)
+    expected = math.sqrt((far**2 + 1) / 2)
+    assert sliced_ksd(draws, -draws) == pytest.approx(expected, rel=1e-10)
+
+
+def test_draws_too_far_out_are_not_a_number() -> None:
+    assert math.isnan(sliced_ksd([[1e160], [0.0]], [[1.0], [2.0]]))
+
+
 def test_coordinates_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     draws, scores = gaussian_draws(12, 100, 7, width=1.5)
     whole = sliced_ksd(draws, scores)
     monkeypatch.setattr(sys.modules[sliced_ksd.__module__], "ELEMENTS_PER_PASS", 2 * 100)
+    monkeypatch.setattr(sys.modules[sliced_ksd.__module__], "FEATURES_PER_PASS", 5)
     assert sliced_ksd(draws, scores) == pytest.approx(whole, rel=1e-12)
 
 
