@@ -178,6 +178,8 @@ def test_the_best_is_marked_only_beyond_the_noise() -> None:
     assert not beats(scarred, Summary(far, 3), True)
     assert not beats(Summary(clear, 3), lost._replace(note="diverged: at 7; not run yet"), True)
     assert not is_better(Summary((1.0, 1.0), 2), Summary((1.0, 1.0), 2), True)
+    # One of equal numbers has no noise, the other has.
+    assert is_better(Summary((1.0, 1.0), 2), Summary((1.4, 1.41), 2), True)
     # Accuracy: the higher is the better.
     assert is_better(Summary((94.0, 94.1), 2), Summary((90.0, 90.1), 2), False)
 

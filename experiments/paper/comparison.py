@@ -35,11 +35,13 @@ from experiments.paper.tables import (
     SAMPLER_NAMES,
     SIGNIFICANCE,
     TUNER_NAMES,
+    Sample,
     Summary,
     beats,
     cell_text,
     chains_failed,
     count_text,
+    is_lower,
     summaries,
 )
 from mamba_cli.artifacts import atomic_write, read_metrics, read_table, write_table
@@ -324,19 +326,8 @@ def _ends_lower(first: Point | None, second: Point | None) -> bool:
         return True
     if first.num_usable < 2 or second.num_usable < 2:
         return False
-    if first.sd == second.sd == 0:
-        return first.mean < second.mean
-    test = stats.ttest_ind_from_stats(
-        first.mean,
-        first.sd,
-        first.num_usable,
-        second.mean,
-        second.sd,
-        second.num_usable,
-        equal_var=False,
-        alternative="less",
-    )
-    return bool(test.pvalue < SIGNIFICANCE)
+    own, other = (Sample(p.mean, p.sd, p.num_usable) for p in (first, second))
+    return is_lower(own, other)
 
 
 def unstable_on_the_first_grid(scale: Scale) -> Callable[[Evidence], Verdict]:

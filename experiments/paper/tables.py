@@ -144,6 +144,14 @@ class Summary(NamedTuple):
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
+class Sample(NamedTuple):
+    """What a test of two means asks of each: the sample sd and how many numbers."""
+
+    mean: float
+    sd: float
+    count: int
+
+
 Place = tuple[str, str, str]  # sampler, tuner, metric
 
 
@@ -231,14 +239,16 @@ def is_better(first: Summary, second: Summary, lower_is_better: bool) -> bool:
     """Whether the first mean is better by more than the noise of both."""
     if first.sd is None or second.sd is None or first.mean is None or second.mean is None:
         return False
+    own = Sample(first.mean, first.sd, len(first.values))
+    other = Sample(second.mean, second.sd, len(second.values))
+    return is_lower(own, other) if lower_is_better else is_lower(other, own)
+
+
+def is_lower(first: Sample, second: Sample) -> bool:
+    """Whether the first mean is lower by more than the noise of both: Welch's test, one-sided."""
     if first.sd == second.sd == 0:
-        return (first.mean < second.mean) == lower_is_better and first.mean != second.mean
-    test = stats.ttest_ind(
-        first.values,
-        second.values,
-        equal_var=False,
-        alternative="less" if lower_is_better else "greater",
-    )
+        return first.mean < second.mean
+    test = stats.ttest_ind_from_stats(*first, *second, equal_var=False, alternative="less")
     return bool(test.pvalue < SIGNIFICANCE)
 
 
