@@ -466,6 +466,9 @@ def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="being made by process 4711"), schedule.alone(scale):
             pass
+        words = ["tables", "--quick", f"--root={tmp_path}", "--no-run", "LR_std_estimates"]
+        assert paper.main(words) == 0  # they are shown all the same
+        assert (tmp_path / "tables" / "LR_std_estimates.md").exists()
     with schedule.alone(scale):
         pass
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from experiments.paper import comparison, figures, tables
@@ -80,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.dry_run:
             say_how_long(asked.kind, asked.names or known, scale)
             return 0
-        with alone(scale):
+        # What there is can be shown while other runs go on.
+        with nullcontext() if asked.no_run else alone(scale):
             make = make_tables if asked.kind == "tables" else make_figures
             failures = make(asked.names or known, scale, _no_run if asked.no_run else run_cells)
             comparison.write(scale)
