@@ -20,10 +20,10 @@ from experiments.reward_study.bandit import REWARD
 from experiments.reward_study.comparisons import NUM_SEEDS as NUM_SEEDS_COMPARED
 from experiments.reward_study.comparisons import TARGETS
 from experiments.reward_study.coverage import LONGEST_ARMS, PROBLEMS
-from experiments.reward_study.seeds import KEYS, LONGEST_ARMS_S, NUM_SEEDS, SAMPLERS, cells
+from experiments.reward_study.seeds import KEYS, LONGEST_ARMS_S, NUM_SEEDS, SAMPLERS
 from experiments.reward_study.study import BUDGETS_S
 from experiments.reward_study.study import SAMPLERS as STUDIED
-from experiments.reward_study.targets import NAMES, SLOW
+from experiments.reward_study.targets import NAMES, cells
 
 RHO, REGRET_MEDIAN, REGRET_WORST = 0.92, 1.05, 1.5
 COVERED, AGREE = 0.93, 0.9
@@ -103,9 +103,8 @@ def by_posterior(table: pd.DataFrame) -> Lines:
         regret_median=("regret", "median"),
         regret_max=("regret", "max"),
     )
-    names = ["target", "sampler", "budget_s"]
-    wanted = [(n, s, b * SLOW.get(n, 1.0)) for n, s, b in product(NAMES, STUDIED, BUDGETS_S)]
-    lacking = not_run(own, wanted, names)
+    wanted = cells(NAMES, STUDIED, BUDGETS_S)
+    lacking = not_run(own, wanted, ("target", "sampler", "budget_s"))
     return [*lacking, *([""] if lacking else []), *markdown(rows.reset_index())]
 
 

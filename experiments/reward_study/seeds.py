@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -47,16 +46,6 @@ QUICK = {
     "longest_arm_s": [0.02],
     "truth_chains": 4,
 }
-
-
-def cells(
-    names: Iterable[str], samplers: Iterable[str], longest_arms_s: Iterable[float]
-) -> list[tuple[str, str, float]]:
-    """What is run: posterior, sampler and length, each of every other."""
-    whole = product(names, samplers, longest_arms_s)
-    return [
-        (name, sampler, seconds * targets.SLOW.get(name, 1.0)) for name, sampler, seconds in whole
-    ]
 
 
 def runs(
@@ -136,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with Console() as console:
         for name in arguments.targets:
             there = set(table[KEYS].itertuples(index=False, name=None))
-            wanted = cells([name], arguments.samplers, arguments.longest_arm_s)
+            wanted = targets.cells([name], arguments.samplers, arguments.longest_arm_s)
             missing = [cell for cell in wanted if cell not in there]
             if not missing:
                 continue

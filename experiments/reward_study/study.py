@@ -352,7 +352,7 @@ def make_pieces(
     made, target = 0, None
     for sampler in arguments.samplers:
         missing = {}
-        for budget_s in (given * targets.SLOW.get(name, 1.0) for given in arguments.budgets):
+        for _, _, budget_s in targets.cells([name], [sampler], arguments.budgets):
             for seed in arguments.seeds:
                 path = pieces / f"{name}-{sampler}-{budget_s:g}s-{seed}.csv"
                 if not piece_is_done(path, rewards):

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,14 @@ NAMES = ("gaussian", "logreg", "skewed", "two_modes", "network", "pmf")
 
 SLOW = {"pmf": 10.0}
 """Times as many seconds for every arm, where a step costs a millisecond."""
+
+
+def cells(
+    names: Iterable[str], samplers: Iterable[str], seconds: Iterable[float]
+) -> list[tuple[str, str, float]]:
+    """Posterior, sampler and seconds of an arm, each of every other; slow posteriors have more."""
+    whole = product(names, samplers, seconds)
+    return [(name, sampler, length_s * SLOW.get(name, 1.0)) for name, sampler, length_s in whole]
 
 
 def true_predictions(arrays: Mapping[str, Any]) -> PredictionMoments:
