@@ -35,7 +35,7 @@ from experiments.paper.figures import Row
 from experiments.paper.published import Key, log10_h, published
 from experiments.paper.tables import Summary, beats, is_better, mark_best
 from experiments.readme import between
-from mamba_cli.artifacts import read_json, read_table
+from mamba_cli.artifacts import read_json, read_table, write_json
 from mamba_cli.config import group_options, settings_from
 from mamba_cli.errors import ConfigError, NothingUsableError
 
@@ -424,6 +424,23 @@ def test_runs_are_made_resumed_redone_and_reported(
     before = (cell.folder(scale) / "provenance.json").read_bytes()
     assert schedule.run_cells([cell], longer, "again") == []
     assert (cell.folder(scale) / "provenance.json").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("stages", "state"),
+    [(["tune"], State.UNFINISHED), (["tune", "ground_truth", "evaluate"], State.DONE)],
+)
+def test_a_run_that_was_asked_to_tune_alone_does_not_finish_its_cell(
+    stages: list[str], state: State, tmp_path: Path
+) -> None:
+    scale = toy_scale(tmp_path)
+    cell = few("", scale)[0]
+    cfg = cell.config(scale)
+    asked = {**OmegaConf.to_container(cfg, resolve=True), "stages": stages}  # type: ignore[dict-item]
+    cell.folder(scale).mkdir(parents=True)
+    there = {"config": asked, "end": "2026-01-01T00:00:00Z"}
+    write_json(cell.folder(scale) / "provenance.json", there)
+    assert cell.state(scale, cfg) == (state, "")
 
 
 @pytest.mark.parametrize("key", STUDIES)

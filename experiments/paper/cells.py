@@ -249,7 +249,9 @@ class Cell:
             key, there, now = changes[0]
             more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
             return State.CHANGED, f"{key}: there {there!r}, asked for {now!r}{more}"
-        return (State.DONE if stored.get("end") else State.UNFINISHED), ""
+        # A run that was asked to tune alone came to its end, and its cell did not.
+        missing = set(asked["stages"]) - set((stored.get("config") or {}).get("stages") or ())
+        return (State.DONE if stored.get("end") and not missing else State.UNFINISHED), ""
 
 
 @cache
