@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -64,7 +65,7 @@ def _explain_unknown_key(overrides: Sequence[Override]) -> str | None:
         if override.package is None
         and str(override.value()) in options.get(override.key_or_group, [])
     ]
-    keys = _known_keys(choices)
+    keys = _known_keys(*choices)
     suggested = [key for key in keys if _is_for_people(key)]
     elsewhere = [f"{group}@{key}" for group in options for key in keys if key.endswith(f".{group}")]
     for override in overrides:
@@ -93,7 +94,7 @@ def _options_with(key: str) -> list[str]:
     """The other options of the key's group that have it, as ``group=option``."""
     group = key.partition(".")[0]
     choices = (f"{group}={option}" for option in group_options().get(group, []))
-    return [choice for choice in choices if key in _known_keys([choice])]
+    return [choice for choice in choices if key in _known_keys(choice)]
 
 
 def _explain_several_values(overrides: Sequence[Override]) -> str | None:
@@ -107,14 +108,15 @@ def _explain_several_values(overrides: Sequence[Override]) -> str | None:
     return None
 
 
-def _known_keys(choices: Sequence[str]) -> list[str]:
+@cache
+def _known_keys(*choices: str) -> tuple[str, ...]:
     """The keys of the configuration those options make, or else of the default one."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         try:
-            return list(_dotted_keys(hydra.compose("config", overrides=list(choices))))
+            return tuple(_dotted_keys(hydra.compose("config", overrides=list(choices))))
         except HydraException:
-            return list(_dotted_keys(hydra.compose("config")))
+            return tuple(_dotted_keys(hydra.compose("config")))
 
 
 def _dotted_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:

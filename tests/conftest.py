@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import hydra
 import jax
@@ -43,6 +44,18 @@ def _environment_of_a_fresh_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders a developer has set for their own runs must not reach the tests."""
     monkeypatch.delenv("MAMBA_DATA_DIR", raising=False)
     monkeypatch.delenv("MAMBA_RESULTS_DIR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _few_pictures_are_rendered(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rendering takes as long as a small run: a run's figures are made, and their files empty.
+
+    Not for tests marked ``rendered``.
+    """
+    if request.node.get_closest_marker("rendered") is None:
+        monkeypatch.setattr("mamba_cli.plots.save_picture", lambda _, path: Path(path).touch())
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from mamba_cli import plots
 from mamba_cli.errors import StorageError
 from mamba_cli.types import ArmRecord
 
+pytestmark = pytest.mark.rendered
+
 BATCH_SIZES = (1_000, 10_000, 100_000)
 
 

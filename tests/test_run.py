@@ -104,6 +104,7 @@ def results_of(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".csv", ".json")}
 
 
+@pytest.mark.rendered
 def test_a_run_writes_every_file_and_a_second_one_changes_none(
     composed: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
