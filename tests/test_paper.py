@@ -435,12 +435,15 @@ def test_a_run_that_was_asked_to_tune_alone_does_not_finish_its_cell(
 ) -> None:
     scale = toy_scale(tmp_path)
     cell = few("", scale)[0]
-    cfg = cell.config(scale)
-    asked = {**OmegaConf.to_container(cfg, resolve=True), "stages": stages}  # type: ignore[dict-item]
+    there = cell.config(scale)
+    there.stages = stages
     cell.folder(scale).mkdir(parents=True)
-    there = {"config": asked, "end": "2026-01-01T00:00:00Z"}
-    write_json(cell.folder(scale) / "provenance.json", there)
-    assert cell.state(scale, cfg) == (state, "")
+    provenance = {
+        "config": OmegaConf.to_container(there, resolve=True),
+        "end": "2026-01-01T00:00:00Z",
+    }
+    write_json(cell.folder(scale) / "provenance.json", provenance)
+    assert cell.state(scale, cell.config(scale)) == (state, "")
 
 
 @pytest.mark.parametrize("key", STUDIES)

@@ -243,14 +243,15 @@ class Cell:
         stored = read_json(self.folder(scale) / "provenance.json")
         if stored is None:
             return State.MISSING, ""
+        there = stored.get("config") or {}
         asked: Any = OmegaConf.to_container(cfg, resolve=True)
-        changes = config_differences(stored.get("config") or {}, asked)
+        changes = config_differences(there, asked)
         if changes:
-            key, there, now = changes[0]
+            key, old, new = changes[0]
             more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-            return State.CHANGED, f"{key}: there {there!r}, asked for {now!r}{more}"
+            return State.CHANGED, f"{key}: there {old!r}, asked for {new!r}{more}"
         # A run that was asked to tune alone came to its end, and its cell did not.
-        missing = set(asked["stages"]) - set((stored.get("config") or {}).get("stages") or ())
+        missing = set(asked["stages"]) - set(there.get("stages") or ())
         return (State.DONE if stored.get("end") and not missing else State.UNFINISHED), ""
 
 
