@@ -495,7 +495,7 @@ TINY_MAMBA = ["tuner.grid.step_size=[1e-4,3e-5,1e-5]", "tuner.grid.batch_percent
 TINY_MAMBA += ["tuner.longest_arm_s=0.1", "tuner.max_draws=20"]
 
 
-# Those of the paper run with each of its tuners where its tables are made at toy sizes.
+# Those of the paper run with each of its tuners where its first table is made at toy sizes.
 @pytest.mark.parametrize(
     ("sampler", "tuner"),
     [("sghmc", "grid"), ("badodab", "heuristic"), ("badodab_cv", "mamba_fssd")],
