@@ -495,12 +495,20 @@ TINY_MAMBA = ["tuner.grid.step_size=[1e-4,3e-5,1e-5]", "tuner.grid.batch_percent
 TINY_MAMBA += ["tuner.longest_arm_s=0.1", "tuner.max_draws=20"]
 
 
-# Those of the paper run with each of its tuners where its first table is made at toy sizes.
 @pytest.mark.parametrize(
     ("sampler", "tuner"),
-    [("sghmc", "grid"), ("badodab", "heuristic"), ("badodab_cv", "mamba_fssd")],
+    [
+        ("sgld", "mamba_fssd"),
+        ("sgld_cv", "grid"),
+        ("sghmc", "mamba_ksd"),
+        ("sghmc_cv", "heuristic"),
+        ("sgnht", "grid"),
+        ("sgnht_cv", "mamba_ksd"),
+        ("badodab", "heuristic"),
+        ("badodab_cv", "mamba_fssd"),
+    ],
 )
-def test_a_sampler_runs_to_the_end_with_a_tuner(
+def test_every_sampler_runs_to_the_end_with_a_tuner(
     composed: Callable[..., DictConfig], tmp_path: Path, sampler: str, tuner: str
 ) -> None:
     overrides = [f"sampler={sampler}", f"tuner={tuner}", *TINY]
