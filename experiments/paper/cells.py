@@ -132,10 +132,10 @@ TOY = {
     ),
     "pmf": (
         *_toy(
-            longest_arm_s=0.1,
+            longest_arm_s=0.05,
             max_draws=4,
             search_iterations=4,
-            evaluation_s=0.5,
+            evaluation_s=0.2,
             evaluation_max_draws=8,
         ),
         "model.tuning.step_size=[1e-5,1e-6]",
@@ -145,10 +145,10 @@ TOY = {
         *_toy(
             num_hidden=5,
             map_phases=50,
-            longest_arm_s=0.2,
+            longest_arm_s=0.1,
             max_draws=2,
             search_iterations=2,
-            evaluation_s=0.5,
+            evaluation_s=0.2,
             evaluation_max_draws=4,
         ),
         "model.tuning.step_size=[1e-5,1e-6]",
