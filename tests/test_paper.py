@@ -473,6 +473,8 @@ def test_the_tables_of_a_study_are_made_at_toy_sizes(
         _, rows = read_table(tmp_path / "tables" / f"{label}.csv")
         assert len(rows) == len(tables.laid_out(label, found)[1])
         assert tables.body(label, scale).startswith("**QUICK=1")
+    for cell in dict.fromkeys(cell for label in labels for cell in of_a_few(label, scale)):
+        assert cell.state(scale, cell.config(scale)) == (State.DONE, "")
     assert scale.note in (tmp_path / "tables" / "comparison.md").read_text()
 
 
