@@ -1022,8 +1022,21 @@ def git_revision(package: Path | None = None) -> dict[str, Any]:
     Both are ``None`` outside a checkout. A package installed into somebody else's checkout is
     not taken for a part of it: its files must be tracked there. ``dirty`` looks at the sources
     (the package and its configuration) alone, untracked ones included. Never raises.
+
+    Of the package that runs, what git once knew holds for the process: what is committed or
+    changed later is not what was loaded.
     """
-    package = Path(__file__).parent if package is None else package
+    if package is not None:
+        return _revision_of(package)
+    if not _running or None in _running.values():
+        _running.update(_revision_of(Path(__file__).parent))
+    return dict(_running)
+
+
+_running: dict[str, Any] = {}
+
+
+def _revision_of(package: Path) -> dict[str, Any]:
     unknown: dict[str, Any] = {"revision": None, "dirty": None}
     if _git(package, "ls-files", "--error-unmatch", "--", "__init__.py") is None:
         return unknown
