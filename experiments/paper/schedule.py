@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from experiments.paper.cells import KSD_TESTS, Cell, Scale, State
+from experiments.paper.cells import CURVES, KSD_TESTS, Cell, Scale, State
 from mamba_cli.artifacts import read_json, write_json
 from mamba_cli.config import FixedSettings, GridSettings, MambaSettings, RunSettings, settings_from
 from mamba_cli.console import Console, duration
@@ -41,10 +41,14 @@ NUM_TRAIN = {"logreg": 1_000_000, "pmf": 80_000, "bnn": 60_000}
 STEP_S = {"logreg": 1.8e-3, "pmf": 1.4e-3, "bnn": 1.7e-2}
 """Seconds of a gradient step on a tenth of the rows, two cores: what a grid search is made of."""
 
-OVERHEAD = {"logreg": 1.35, "pmf": 1.35, "bnn": 1.5}
-"""Seconds of a run over its seconds of sampling: compilation, gradients and rewards come on top."""
+BANDIT_OVERHEAD = {"logreg": 1.35, "pmf": 1.1, "bnn": 2.2}
+"""Seconds of a bandit over its seconds of sampling: gradients, rewards and compilation on top."""
 
-START_S = {"logreg": 5.0, "pmf": 12.0, "bnn": 20.0}
+GRID_OVERHEAD = 1.35
+EVALUATION_OVERHEAD = 1.05
+"""The same of a grid search and of an evaluation."""
+
+START_S = {"logreg": 5.0, "pmf": 7.0, "bnn": 20.0}
 """Seconds of a run before and after it samples: data, MAP, compilation."""
 
 TOY_START_S = {"logreg": 1.4, "pmf": 3.5, "bnn": 3.5}
@@ -52,10 +56,10 @@ TOY_BANDIT_S = {"logreg": 1.0, "pmf": 3.0, "bnn": 3.0}
 """The same at toy sizes, and what a bandit compiles besides."""
 
 GRADIENT_S = {"logreg": 3e-3, "pmf": 8e-3, "bnn": 0.15}
-"""Seconds to score a draw by its gradient over all rows."""
+"""Seconds to score a draw of a figure of the KSD by its gradient over all rows."""
 
-PREDICTION_S = 0.02
-"""Seconds to score a draw by its predictions for the test images."""
+CURVE_S = {"logreg": 4e-4, "pmf": 1e-3, "bnn": 0.02}
+"""The same of a curve: draws share the passes over the rows; the network's predict test images."""
 
 
 class Plan(NamedTuple):
@@ -76,35 +80,42 @@ class Failure(NamedTuple):
     exit_code: int
 
 
-def sampling_s(plan: Plan) -> float:
-    """Seconds that the chains of a cell are given; of a grid search, what its steps should take."""
+def evaluation_s(plan: Plan) -> float:
+    """Seconds of a cell's evaluation."""
+    settings = plan.settings
+    if "evaluate" not in settings.stages:
+        return 0.0
+    sampling_s = settings.evaluation.num_repeats * settings.evaluation.budget_s
+    return EVALUATION_OVERHEAD * sampling_s
+
+
+def tuning_s(plan: Plan) -> float:
+    """Seconds of a cell's tuning; of a grid search, what its steps should take."""
     settings, model = plan.settings, plan.cell.model
-    seconds = 0.0
-    if "evaluate" in settings.stages:
-        seconds += settings.evaluation.num_repeats * settings.evaluation.budget_s
     tuner = settings.tuner
     if "tune" not in settings.stages or isinstance(tuner, FixedSettings):
-        return seconds
+        return 0.0
     num_train = int(plan.cfg.model.get("num_train") or NUM_TRAIN[model])
     arms = tuner.points(num_train)
     if isinstance(tuner, GridSettings):
         share = num_train / NUM_TRAIN[model]
         steps = sum(length * tuner.num_iterations for _, _, length in arms)
-        return seconds + steps * STEP_S[model] * share
+        return GRID_OVERHEAD * steps * STEP_S[model] * share
     rungs = halving.schedule(len(arms), tuner.reduction_factor, tuner.longest_arm_s)
-    return seconds + halving.total_s(rungs)
+    return BANDIT_OVERHEAD[model] * halving.total_s(rungs)
 
 
 def scoring_s(plan: Plan) -> float:
-    """Seconds for what a figure scores; what a table does is in ``OVERHEAD``."""
+    """Seconds for what a figure scores; what a table does is in the overheads."""
     cell, evaluation, tuner = plan.cell, plan.settings.evaluation, plan.settings.tuner
-    gradient_s = GRADIENT_S[cell.model]
     if cell.experiment in KSD_TESTS and isinstance(tuner, MambaSettings):
         is_stochastic = "tuner.reward.gradients=stochastic" in cell.keys
         arms = tuner.points(NUM_TRAIN[cell.model])
-        return 0.0 if is_stochastic else len(arms) * tuner.max_draws * gradient_s
+        return 0.0 if is_stochastic else len(arms) * tuner.max_draws * GRADIENT_S[cell.model]
+    if cell.experiment not in CURVES:
+        return 0.0
     scored = evaluation.num_repeats * evaluation.curve_points * evaluation.max_draws
-    return scored * (gradient_s if evaluation.curve_metric == "ksd" else PREDICTION_S)
+    return scored * CURVE_S[cell.model]
 
 
 def expected_s(plan: Plan) -> float:
@@ -114,7 +125,7 @@ def expected_s(plan: Plan) -> float:
     if not settings.is_paper_size:
         is_bandit = isinstance(settings.tuner, MambaSettings)
         start_s = TOY_START_S[model] + (TOY_BANDIT_S[model] if is_bandit else 0.0)
-    return start_s + OVERHEAD[model] * sampling_s(plan) + scoring_s(plan)
+    return start_s + tuning_s(plan) + evaluation_s(plan) + scoring_s(plan)
 
 
 def planned(cells: Sequence[Cell], scale: Scale) -> list[Plan]:
