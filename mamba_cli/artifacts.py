@@ -1028,12 +1028,12 @@ def git_revision(package: Path | None = None) -> dict[str, Any]:
     """
     if package is not None:
         return _revision_of(package)
-    if not _running or None in _running.values():
+    if None in _running.values():
         _running.update(_revision_of(Path(__file__).parent))
     return dict(_running)
 
 
-_running: dict[str, Any] = {}
+_running: dict[str, Any] = {"revision": None, "dirty": None}
 
 
 def _revision_of(package: Path) -> dict[str, Any]:
