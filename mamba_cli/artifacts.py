@@ -116,6 +116,7 @@ KEYS_ADDED = {
     "tuner.check_s": None,
     "tuner.guards": False,
     "tuner.keep_ties": False,
+    "tuner.reward.thin": 1,
 }
 
 LOCK_POLL_S = 0.1

@@ -34,6 +34,9 @@ IN_SECONDS = "theorem_1"
 ALLOWED_OVERRIDES = ("replay", "run_dir", "results_dir")
 """What may be given with ``replay=``: where things are written."""
 
+SCORING = "tuner.reward."
+"""How keys begin that may be given besides: by them the tuning's chains are scored otherwise."""
+
 _MADE_BY = (
     "versions",
     "platform",
@@ -128,7 +131,9 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
     folder
         A run's folder, with its ``provenance.json`` and ``steps.json``.
     overrides
-        What was typed, as ``key=value``: with ``replay=`` only folders may be named.
+        What was typed, as ``key=value``: with ``replay=`` only folders may be named, and keys of
+        the reward, by which the draws of the tuning are then scored. It ends there, since what
+        another winner would have done afterwards is on no record.
     given
         The configuration composed of them.
 
@@ -141,11 +146,16 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
     """
     folder = Path(folder).expanduser()
     keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
-    others = [key for key in keys if key not in ALLOWED_OVERRIDES and not key.startswith("hydra")]
+    scoring = [key for key in keys if key.startswith(SCORING)]
+    others = [
+        key
+        for key in keys
+        if key not in (*ALLOWED_OVERRIDES, *scoring) and not key.startswith("hydra")
+    ]
     if others:
         raise ConfigError(
             f"{others[0]} cannot be given with replay={folder}, which repeats a run as it was: "
-            f"only {', '.join(ALLOWED_OVERRIDES[1:])} can."
+            f"only {', '.join(ALLOWED_OVERRIDES[1:])} and {SCORING}* can."
         )
     stored = artifacts.read_json(folder / "provenance.json")
     if stored is None or not isinstance(stored.get("config"), dict):
@@ -166,9 +176,23 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
     for key in ("run_dir", "results_dir"):
         if key in keys:
             config[key] = given[key]
+    for key in scoring:
+        OmegaConf.update(config, key, OmegaConf.select(given, key))
+    if scoring:
+        config.stages = ["tune"]
     if Path(config.run_dir).resolve() == folder.resolve():
         raise ConfigError(f"run_dir={config.run_dir} is the run that is repeated: give another.")
     return config
+
+
+def is_scored_otherwise(there: Path, here: Path) -> bool:
+    """Whether the run in ``here`` scores the chains of that in ``there`` by another reward."""
+    differ = artifacts.config_differences(_config_of(there), _config_of(here))
+    return any(key.startswith(SCORING) for key, _, _ in differ)
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    return (artifacts.read_json(folder / "provenance.json") or {}).get("config") or {}
 
 
 def made_otherwise(there: Path, here: Path) -> list[str]:
@@ -187,7 +211,8 @@ def differences(there: Path, here: Path) -> list[str]:
     """What two runs came to that is not the same, a line each; seconds apart.
 
     Compared are ``tuning.csv``, ``best.json``, ``metrics.csv``, ``parameters.csv`` and
-    ``moments.npz``, numbers by their bits.
+    ``moments.npz``, numbers by their bits; of a run in ``here`` that ended with its tuning, what
+    came before.
 
     Raises
     ------
@@ -195,12 +220,16 @@ def differences(there: Path, here: Path) -> list[str]:
         A file of one of the runs is damaged.
     """
     found: list[str] = []
-    for name in ("tuning.csv", "metrics.csv", "parameters.csv"):
+    stages = _config_of(here).get("stages") or ["evaluate"]
+    evaluated = ("metrics.csv", "parameters.csv") if "evaluate" in stages else ()
+    for name in ("tuning.csv", *evaluated):
         tables = [artifacts.read_table(folder / name)[1] for folder in (there, here)]
         found += _table_differences(name, *tables)
     best = [artifacts.read_json(folder / "best.json") or {} for folder in (there, here)]
     for key in sorted((best[0].keys() | best[1].keys()) - {IN_SECONDS}):
         found += _value_differences(f"best.json, {key}", best[0].get(key), best[1].get(key))
+    if not evaluated:
+        return found
     moments = [(artifacts.read_arrays(f / "moments.npz") or ({}, {}))[0] for f in (there, here)]
     for key in sorted(moments[0].keys() | moments[1].keys()):
         old, new = moments[0].get(key), moments[1].get(key)
@@ -237,7 +266,12 @@ def _largest_difference(old: np.ndarray | None, new: np.ndarray | None) -> str:
 
 
 def verdict(there: Path, here: Path) -> tuple[bool, list[str]]:
-    """Whether the run in ``here`` repeats that in ``there``, and lines that say so."""
+    """Whether the run in ``here`` repeats that in ``there``, and lines that say so.
+
+    Where it scores the chains of that run otherwise there is nothing to be repeated.
+    """
+    if is_scored_otherwise(there, here):
+        return True, [f"the chains of {there}, scored otherwise"]
     found = differences(there, here)
     others = made_otherwise(there, here)
     made = [f"made otherwise: {line}" for line in others]

@@ -22,6 +22,7 @@ from experiments.paper.cells import (
     STUDIES,
     TABLES,
     Cell,
+    Scale,
     State,
     curve_cells,
     ksd_test_cells,
@@ -35,9 +36,11 @@ from experiments.paper.figures import Row
 from experiments.paper.published import Key, log10_h, published
 from experiments.paper.tables import Summary, beats, is_better, mark_best
 from experiments.readme import between
-from mamba_cli.artifacts import read_json, read_table, write_json
+from mamba_cli import replay
+from mamba_cli.artifacts import read_json, read_table, write_json, write_table
 from mamba_cli.config import group_options, settings_from
 from mamba_cli.errors import ConfigError, NothingUsableError
+from mamba_cli.types import ArmRecord
 
 ROOT = Path(__file__).parents[1]
 REAL = Path(os.environ.get("MAMBA_DATA_DIR") or ROOT.parent / "shared" / "data")
@@ -104,7 +107,7 @@ def test_every_cell_is_a_sound_command_with_a_folder_of_its_own() -> None:
         for name in FIGURES:
             if name.startswith("KSD"):
                 own = ksd_test_cells(name, scale)
-                few += own[1:2]
+                few += own[:2]
             else:
                 lines = [line for _, line in curve_cells(name, scale)]
                 own = [with_best(line, best, "hmc" in line.sampler) for line in lines]
@@ -127,6 +130,33 @@ def test_a_cell_has_the_configuration_of_its_command(compose: Callable[..., Dict
     assert name == "mamba-run"
     asked = OmegaConf.to_container(compose(*words), resolve=True)
     assert OmegaConf.to_container(cell.config(scale), resolve=True) == asked
+
+
+def test_a_line_of_the_ksd_figures_scores_the_chains_of_the_timed_one(tmp_path: Path) -> None:
+    scale = toy_scale(tmp_path)
+    first, *others = ksd_test_cells("KSD_test_step_size", scale)[:4]
+    assert first.rescores is None
+    there = OmegaConf.to_container(first.config(scale), resolve=True)
+    write_json(first.folder(scale) / "provenance.json", {"config": there, "end": "today"})
+    for cell in others:
+        assert cell.rescores == first
+        name, *words = shlex.split(cell.command(scale))
+        assert name == "mamba-run"
+        given = OmegaConf.create({"run_dir": str(cell.folder(scale)), "results_dir": str(tmp_path)})
+        given.merge_with_dotlist(cell.keys)
+        typed = replay.configuration_of(first.folder(scale), words, given)
+        asked = OmegaConf.to_container(typed, resolve=True)
+        assert OmegaConf.to_container(cell.config(scale), resolve=True) == asked
+    # Made again, the timed chains have other draws.
+    write_json(first.folder(scale) / "steps.json", {"dispatches": {"rung 0, arm 0": [7]}})
+    last = others[-1]
+    cfg = OmegaConf.to_container(last.config(scale), resolve=True)
+    write_json(last.folder(scale) / "provenance.json", {"config": cfg, "end": "today"})
+    write_json(last.folder(scale) / "steps.json", {"dispatches": {"rung 0, arm 0": [7]}})
+    write_json(last.folder(scale) / "best.json", {"step_size": 1e-4})
+    assert last.state(scale) == (State.DONE, "")
+    write_json(first.folder(scale) / "steps.json", {"dispatches": {"rung 0, arm 0": [8]}})
+    assert last.state(scale) == (State.CHANGED, "the chains that it scores were made again")
 
 
 def test_the_published_code_is_made_of_the_same_options() -> None:
@@ -184,54 +214,6 @@ def test_the_best_is_marked_only_beyond_the_noise() -> None:
     assert is_better(Summary((94.0, 94.1), 2), Summary((90.0, 90.1), 2), False)
 
 
-class Known:
-    """Numbers of a table, as given."""
-
-    def __init__(self, numbers: dict[tuple[str, str], tuple[float, ...]]) -> None:
-        self.numbers = numbers
-
-    def number(self, label: str, sampler: str, tuner: str, metric: str) -> Summary | None:
-        values = self.numbers.get((sampler, tuner))
-        return None if values is None else Summary(values, len(values))
-
-    def beats(self, first: Summary, second: Summary, lower_is_better: bool) -> bool:
-        return is_better(first, second, lower_is_better)
-
-
-def test_a_claim_holds_fails_or_cannot_be_decided() -> None:
-    judge = comparison.lowest("PMF_uncertainty_tests", "ksd", ["mamba_ksd"], 6)
-    good, bad = (1.0, 1.1, 0.9), (5.0, 5.1, 4.9)
-
-    def verdict(mamba: tuple[float, ...], others: tuple[float, ...]) -> str:
-        numbers = {
-            (sampler, tuner): mamba if tuner == "mamba_ksd" else others
-            for sampler in SAMPLERS
-            for tuner in STUDIES["PMF"].tuners
-        }
-        return judge(Known(numbers)).answer
-
-    assert verdict(good, bad) == comparison.HOLDS
-    assert verdict(good, good) == comparison.OPEN
-    assert judge(Known({})).answer == comparison.OPEN
-    numbers = {(s, t): good for s in SAMPLERS for t in STUDIES["PMF"].tuners}
-    # The heuristic is best for one of six: against "for all".
-    numbers |= {("sgld", "mamba_ksd"): bad, ("sgld", "grid"): bad}
-    assert judge(Known(numbers)).answer == comparison.FAILS
-
-
-def test_most_runs_are_most_of_those_asked_for() -> None:
-    judge = comparison.chooses("LR_hyperparameters", "batch_percent", ["grid"], 1.0, 1, ["sgnht"])
-
-    def verdict(*chosen: float) -> str:
-        known = Known({})
-        known.number = lambda *_: Summary(chosen, 3)  # type: ignore[method-assign]
-        return judge(known).answer
-
-    assert verdict(10.0) == verdict(1.0) == verdict(1.0, 10.0) == comparison.OPEN
-    assert verdict(10.0, 10.0) == comparison.FAILS
-    assert verdict(1.0, 10.0, 1.0) == comparison.HOLDS
-
-
 def test_hyperparameters_are_listed_beside_the_papers_and_not_averaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,20 +223,6 @@ def test_hyperparameters_are_listed_beside_the_papers_and_not_averaged(
     (row,) = [r for r in rows if (r["sampler"], r["tuner"], r["metric"]) == next(iter(found))]
     assert (row["text"], row["ours"], row["sd"]) == ("100 / 0.1 / 10 (3 of 4)", 10.0, None)
     assert row["ratio"] == 1.0  # the paper's is 10 %
-
-
-def test_the_papers_own_numbers_bear_out_what_it_says_of_them() -> None:
-    theirs = comparison.Theirs()
-    answers = [claim.judge(theirs).answer for claim in comparison.claims(paper_scale())]
-    by_text = dict(zip((c.text for c in comparison.claims(paper_scale())), answers, strict=True))
-    # 13, 58, 18, 56, 3 against the rest, 51 of the heuristic for SGNHT.
-    first = "MAMBA, with KSD or FSSD, has the lowest KSD over all but one of the six samplers"
-    assert by_text[first] == comparison.HOLDS
-    # 0.1 % for SGLD-CV with KSD, 1 % with FSSD; SGNHT-CV 1 %: every sampler has a MAMBA at 1 %.
-    assert by_text["for all samplers MAMBA finds a batch size of 1 %"] == comparison.HOLDS
-    # An ECE of 9.3 % against 5.4 %.
-    close = "where MAMBA is not the best it is very close to the best"
-    assert by_text[close] == comparison.FAILS
 
 
 def test_a_line_is_the_mean_of_the_runs_that_have_a_value() -> None:
@@ -301,36 +269,6 @@ def test_a_line_that_breaks_off_is_not_at_the_end() -> None:
     picture = figures.curves_figure("PMF_ksd_curves", rows, "")
     texts = [text.get_text() for text in picture.axes[0].texts]
     assert texts == ["Heuristic: diverged in all 3 runs", "Grid search: could not be run"]
-
-
-@pytest.mark.parametrize(
-    ("mamba", "heuristic", "grid", "won"),
-    [
-        ({0: LOW, 1: LOW, 2: LOW}, {0: HIGH, 1: HIGH, 2: HIGH}, HIGH, "for 1 of 6, against 0"),
-        # Lower while it lasts: what diverges does not beat what stays.
-        ({0: HIGH, 1: HIGH, 2: HIGH}, {0: LOW, 1: LOW}, HIGH, "for 0 of 6, against 0"),
-        ({0: LOW, 1: LOW, 2: LOW}, {0: LOW, 1: LOW}, HIGH, "for 1 of 6, against 0"),
-        # A survivor of three is no winner, and no rival that is still to be run is beaten.
-        ({0: LOW, 1: LOW, 2: LOW[:2]}, {0: HIGH, 1: HIGH, 2: HIGH}, HIGH, "for 0 of 6, against 0"),
-        ({0: LOW, 1: LOW, 2: LOW}, {0: HIGH, 1: HIGH, 2: HIGH}, (), "for 0 of 6, against 0"),
-    ],
-)
-def test_the_lowest_curve_is_the_lowest_at_the_end(
-    mamba: dict[int, tuple[float, ...]],
-    heuristic: dict[int, tuple[float, ...]],
-    grid: tuple[float, ...],
-    won: str,
-    tmp_path: Path,
-) -> None:
-    scale = toy_scale(tmp_path)
-    rows = curve_of("mamba_ksd", mamba, "diverged") + curve_of("heuristic", heuristic, "diverged")
-    if grid:
-        rows += curve_of("grid", dict.fromkeys(range(3), grid), "")
-    else:
-        rows += [{"sampler": "sgld", "tuner": "grid", "status": "missing", "reason": "not run yet"}]
-    figures.write("PMF_ksd_curves", rows, scale)
-    judge = comparison.lowest_at_the_end(scale, "PMF_ksd_curves", ["mamba_ksd"], 4)
-    assert judge(Known({})).figures.startswith(won)
 
 
 def test_a_figure_of_the_ksd_says_what_it_lacks() -> None:
@@ -422,8 +360,163 @@ def test_runs_are_made_resumed_redone_and_reported(
     assert state is State.CHANGED
     assert why == "evaluation.budget_s: there 0.1, asked for 0.05"
     before = (cell.folder(scale) / "provenance.json").read_bytes()
-    assert schedule.run_cells([cell], longer, "again") == []
+    assert schedule.run_cells("again", [cell], longer) == []
     assert (cell.folder(scale) / "provenance.json").read_bytes() != before
+
+
+def finished(cell: Cell, scale: Scale, **files: object) -> Path:
+    """A cell's folder as a run leaves it that came to its end."""
+    folder = cell.folder(scale)
+    config = OmegaConf.to_container(cell.config(scale), resolve=True)
+    write_json(folder / "provenance.json", {"config": config, "end": "2026-01-01T00:00:00Z"})
+    if files.get("winner", True):
+        write_json(folder / "best.json", {"step_size": 1e-4, "batch_percent": 1.0})
+    row = {"repeat": 0, "status": "ok", "reason": "", "ksd": 3.0, **files}
+    row.pop("winner", None)
+    write_table(folder / "metrics.csv", tuple(row), [row] if files.get("winner", True) else [])
+    return folder
+
+
+def arm(**changes: object) -> ArmRecord:
+    values = dict.fromkeys(ArmRecord._fields, 0) | {"reason": "", "promoted": False}
+    return ArmRecord(**{**values, **ArmRecord._field_defaults, **changes})  # type: ignore[arg-type]
+
+
+def test_a_run_out_of_memory_is_no_result(tmp_path: Path) -> None:
+    scale = toy_scale(tmp_path)
+    cell, other = few("", scale)
+    finished(cell, scale, status="out_of_memory", reason="12 GiB asked for")
+    assert cell.state(scale) == (State.CHANGED, "out of memory: 12 GiB asked for")
+    values, note = tables.values_of(cell, "ksd", scale)
+    assert (values, note) == ([], "made otherwise: out of memory: 12 GiB asked for")
+    assert not tables.chains_failed(Summary((), 1, note))
+    # The same of a tuning that found nothing for want of memory, or of time; not of one that
+    # diverged.
+    folder = finished(other, scale, winner=False)
+    for status, state, is_chain in (
+        ("out_of_memory", State.CHANGED, False),
+        ("no_draws", State.DONE, False),
+        ("diverged", State.DONE, True),
+    ):
+        write_table(
+            folder / "tuning.csv", ArmRecord._fields, [arm(status=status, reason="why")._asdict()]
+        )
+        tables._states.clear()
+        assert other.state(scale)[0] is state
+        note = tables.values_of(other, "ksd", scale)[1]
+        assert tables.chains_failed(Summary((), 1, note)) == is_chain
+
+
+def test_a_failure_is_not_taken_for_the_end_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = toy_scale(tmp_path)
+    cell = few("", scale)[0]
+    folder = finished(cell, scale)
+    values = read_json(folder / "provenance.json")
+    assert values is not None
+    values["config"]["stages"] = ["tune"]
+    write_json(folder / "provenance.json", values)
+
+    def run_one(plan: schedule.Plan) -> None:
+        raise NothingUsableError("the data have gone")
+
+    monkeypatch.setattr(schedule, "run_one", run_one)
+    (failure,) = schedule.run_cells("tables", [cell], scale)
+    assert (failure.reason, failure.exit_code) == ("the data have gone", 4)
+    assert tables.values_of(cell, "ksd", scale) == ([], "the data have gone")
+
+
+def test_a_run_of_another_configuration_is_not_shown_as_this_one(tmp_path: Path) -> None:
+    scale = toy_scale(tmp_path)
+    cell = few("", scale)[0]
+    finished(cell, scale)
+    assert tables.values_of(cell, "ksd", scale) == ([3.0], "")
+    longer = scale._replace(sizes={"logreg": (*scale.sizes["logreg"], "evaluation.budget_s=0.05")})
+    values, note = tables.values_of(cell, "ksd", longer)
+    assert values == []
+    assert note == "made otherwise: evaluation.budget_s: there 0.1, asked for 0.05"
+
+
+def test_one_damaged_file_does_not_stop_the_others(tmp_path: Path) -> None:
+    scale = toy_scale(tmp_path)
+    cell, other = few("", scale)
+    folder = finished(cell, scale)
+    finished(other, scale)
+    (folder / "metrics.csv").write_text("ksd,status\n1.0\n")
+    tables._states.clear()
+    assert tables.values_of(cell, "ksd", scale)[1].startswith("made otherwise: cannot read")
+    (folder / "provenance.json").write_text("{")
+    (plan,) = schedule.planned([cell, other], scale)  # to be made again
+    assert (plan.cell, plan.state) == (cell, State.CHANGED)
+    lines = [(cell, ""), (other, "")]
+    assert [row["status"] for row in figures.curve_rows(lines, scale)] == ["missing"] * 2
+
+
+def test_the_networks_repeats_stay_as_many_as_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scale = paper_scale(tmp_path)
+    assert paper.repeats_of("bnn", scale) == 1
+    cell = table_cells("NN_uncertainty_tests", paper_scale(tmp_path, {"bnn": 3}))[-1]
+    cell.folder(scale).mkdir(parents=True)
+    assert paper.repeats_of("bnn", scale) == 3
+    for words, said in (
+        (["--bnn-repeats=0"], "0 is less than 1"),
+        (["--quick", "--bnn-repeats=2"], "one run of everything"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            paper.main(["tables", *words])
+        assert left.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_time_for_all_of_it_is_said_first_and_after_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scale = toy_scale(tmp_path)
+    one, other = few("", scale)
+    monkeypatch.setattr(schedule, "expected_s", lambda plan: 60.0)
+    batches = [schedule.missing("first", [one], scale), schedule.missing("second", [other], scale)]
+    schedule.announce(batches)
+    said = capsys.readouterr().err
+    assert "first: 1 runs, 0 of them done before; the other 1 take about 1 min 00 s" in said
+    assert "all of it takes about 2 min 00 s" in said
+    assert list(paper.afterwards(batches)) == [60.0, 0.0]
+
+    def fails_at_once(plan: schedule.Plan) -> None:
+        raise NothingUsableError("no")
+
+    monkeypatch.setattr(schedule, "run_one", fails_at_once)
+    schedule.run_cells("first", [one], scale, 60.0)
+    # What failed at once does not say that the rest will be over at once.
+    said = capsys.readouterr().err
+    assert "failed: no in " in said
+    assert ", about 1 min 00 s left in all" in said
+
+
+def test_the_lines_of_a_ksd_figure_score_the_same_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_panel(figure: str, scale: Scale) -> list[Cell]:
+        return [cell for cell in ksd_test_cells(figure, scale) if cell.model == "logreg"]
+
+    for module in (paper, figures):
+        monkeypatch.setattr(module, "ksd_test_cells", one_panel)
+    assert paper.main(["figures", "KSD_test_step_size", "--quick", f"--root={tmp_path}"]) == 0
+    _, rows = read_table(tmp_path / "figures" / "KSD_test_step_size.csv")
+    by_arm: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        by_arm.setdefault(row["step_size"], {})[row["line"]] = row
+    usable = [own for own in by_arm.values() if all(r["status"] == "ok" for r in own.values())]
+    assert len(usable) > 1
+    for own in usable:
+        assert set(own) == set(figures.TEST_LOOKS)
+        assert len({row["num_draws"] for row in own.values()}) == 1
+        scored = {line: int(row["num_scored"]) for line, row in own.items()}
+        assert scored["full-all"] == scored["stochastic-all"]
+        assert scored["full-thinned"] == scored["stochastic-thinned"] == scored["full-all"] // 5
+        assert len({row["ksd"] for row in own.values()}) == 4
 
 
 @pytest.mark.parametrize(
@@ -502,6 +595,20 @@ def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
         assert (tmp_path / "tables" / "LR_std_estimates.md").exists()
     with schedule.alone(scale):
         pass
+
+
+def test_a_toy_run_says_whose_seconds_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(schedule, "MACHINE_LOCK", tmp_path / "paper.lock")
+    with schedule.alone(paper_scale(tmp_path)):
+        with schedule.alone(toy_scale(tmp_path)):
+            assert f"process {os.getpid()} makes timed runs meanwhile" in capsys.readouterr().err
+        other = schedule.alone(paper_scale(tmp_path / "other"))
+        with pytest.raises(ConfigError, match="being made by process"), other:
+            pass
+    with schedule.alone(toy_scale(tmp_path)):
+        assert capsys.readouterr().err == ""
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(

@@ -96,6 +96,32 @@ def test_a_tuning_with_guards_and_ties_is_repeated_with_its_decisions(
     assert "identical, seconds apart" in capsys.readouterr().out
 
 
+def test_the_chains_of_a_tuning_are_scored_otherwise(
+    composed: Composed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(composed(*TWO, "tuner.longest_arm_s=0.1", "tuner.reduction_factor=1000"))
+    there = folder_of(tmp_path)
+
+    def scored(name: str, *keys: str) -> list[dict[str, str]]:
+        folder = repeat(composed, there, f"run_dir={tmp_path / name}", *keys)
+        assert not (folder / "metrics.csv").exists()  # what another winner would do is not known
+        return without_seconds(folder / "tuning.csv")
+
+    original = without_seconds(there / "tuning.csv")
+    assert scored("same", "tuner.reward.thin=1") == original
+    assert "identical, seconds apart" in capsys.readouterr().out
+    thinned = scored("thinned", "tuner.reward.thin=3")
+    own = scored("own", "tuner.reward.gradients=stochastic")
+    assert f"the chains of {there}, scored otherwise" in capsys.readouterr().out
+    for key, share, rows in (("thin", 3, thinned), ("gradients", 1, own)):
+        usable = [(a, b) for a, b in zip(original, rows, strict=True) if b["status"] == "ok"]
+        assert len(usable) > 1, key
+        for first, other in usable:
+            assert int(other["num_scored"]) == int(first["num_scored"]) // share
+            assert other["num_steps"] == first["num_steps"]
+            assert other["reward"] != first["reward"]
+
+
 def check_equal_steps(folder: Path, costs: dict[str, float]) -> None:
     """Arms of one shape and rung have the steps that their seconds buy, whatever they took."""
     first = [row for row in without_seconds(folder / "tuning.csv") if row["rung"] == "0"]

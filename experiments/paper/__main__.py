@@ -10,6 +10,7 @@ Exit codes are those of ``mamba-run``: that of the first run which could not be 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -29,17 +30,16 @@ from experiments.paper.cells import (
     toy_scale,
     with_best,
 )
-from experiments.paper.schedule import Failure, alone, missing, run_cells, say
+from experiments.paper.schedule import Batch, Failure, alone, announce, missing, run_cells, say
 from experiments.readme import write_between
 from mamba_cli.artifacts import read_json
 from mamba_cli.cli import INTERRUPTED
 from mamba_cli.compilation import use_cache
-from mamba_cli.errors import MambaError
+from mamba_cli.errors import DataError, MambaError, first_line
 
 KINDS: dict[str, Sequence[str]] = {"tables": list(ALL_TABLES), "figures": FIGURES}
 
-
-Runner = Callable[[Sequence[Cell], Scale, str], list[Failure]]
+Runner = Callable[[str, Sequence[Cell], Scale, float], list[Failure]]
 
 README = Path("README.md")
 """Of the project; results of its own sizes, in their own place, are shown in it."""
@@ -60,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
         own.add_argument("--quick", action="store_true", help="toy sizes, into results/quick")
         own.add_argument("--root", type=Path, help="in place of results or results/quick")
-        own.add_argument("--bnn-repeats", type=int, default=1, help="runs of each cell, of 300 s")
+        own.add_argument(
+            "--bnn-repeats",
+            type=_above_zero,
+            help="runs of each cell of the network, of 300 s; as many as there are, 1 at first",
+        )
         own.add_argument("--dry-run", action="store_true", help="how long it takes, and no more")
         own.add_argument("--no-run", action="store_true", help="show the runs that there are")
     asked = parser.parse_args(arguments)
@@ -68,25 +72,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in asked.names if name not in known]
     if unknown:
         parser.error(f"{unknown[0]} is none of the {asked.kind}: {', '.join(known)}")
+    if asked.quick and asked.bnn_repeats:
+        parser.error("--bnn-repeats is of the paper's sizes: --quick has one run of everything")
     if asked.quick:
         scale = toy_scale(asked.root or Path("results/quick"))
     else:
-        scale = paper_scale(asked.root or Path("results"), {"bnn": asked.bnn_repeats})
+        scale = paper_scale(asked.root or Path("results"))
+        scale = paper_scale(scale.root, {"bnn": asked.bnn_repeats or repeats_of("bnn", scale)})
     if scale.note:
         say(f"*** {scale.note} ***")
     elif not (asked.dry_run or asked.no_run):
         say("runs are timed: they are made one after the other, and want the machine to themselves")
     use_cache()
     try:
+        names = asked.names or known
         if asked.dry_run:
-            say_how_long(asked.kind, asked.names or known, scale)
+            announce(batches_of(asked.kind, names, scale))
             return 0
         # What there is can be shown while other runs go on.
         with nullcontext() if asked.no_run else alone(scale):
             make = make_tables if asked.kind == "tables" else make_figures
-            failures = make(asked.names or known, scale, _no_run if asked.no_run else run_cells)
+            if asked.no_run:
+                failures = make(names, scale, _no_run, itertools.repeat(0.0))
+            else:
+                batches = batches_of(asked.kind, names, scale)
+                announce(batches)
+                failures = make(names, scale, run_cells, afterwards(batches))
             comparison.write(scale)
-            if not (asked.root or scale.note) and tables.IN_README in (asked.names or known):
+            if not (asked.root or scale.note) and tables.IN_README in names:
                 text = tables.body(tables.IN_README, scale)
                 write_between(README, tables.BEGIN, tables.END, text)
             say(f"written to {scale.root / 'tables' / 'comparison'}.md (.csv)")
@@ -104,11 +117,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_tables(labels: Sequence[str], scale: Scale, run: Runner) -> list[Failure]:
-    """Run what the tables lack, study by study, and write each; the runs that failed."""
+def _above_zero(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def repeats_of(model: str, scale: Scale) -> int:
+    """Runs of each cell of a model that were asked for before, by the folders that there are."""
+    found = [0]
+    for folder in (scale.runs / "runs" / model).glob("*/*/seed-*"):
+        number = folder.name.removeprefix("seed-")
+        found += [int(number)] if number.isdecimal() else []
+    return max(found) + 1
+
+
+def make_tables(
+    labels: Sequence[str], scale: Scale, run: Runner, later: Iterator[float]
+) -> list[Failure]:
+    """Run what the tables lack, study by study, and write each; the runs that failed.
+
+    ``later`` has the seconds that come after each batch of :func:`batches_of`.
+    """
     failures: list[Failure] = []
     for title, own, cells in studies_of(labels, scale):
-        failures += run(cells, scale, title)
+        failures += run(title, cells, scale, next(later))
         for label in own:
             for line in tables.write(label, scale):
                 say(f"    {label}: {line}")
@@ -124,22 +158,26 @@ def studies_of(labels: Sequence[str], scale: Scale) -> Iterator[tuple[str, list[
         yield f"tables of {key}", own, list(cells)
 
 
-def make_figures(names: Sequence[str], scale: Scale, run: Runner) -> list[Failure]:
+def make_figures(
+    names: Sequence[str], scale: Scale, run: Runner, later: Iterator[float]
+) -> list[Failure]:
     """Run what the figures lack and write each; the runs that failed.
 
     The lines of a figure over time have the hyperparameters of finished runs of the tables, which
-    are made first where they are missing.
+    are made first where they are missing. ``later`` is as in :func:`make_tables`.
     """
     failures: list[Failure] = []
     for name in names:
         if name in KSD_TESTS:
-            failures += run(ksd_test_cells(name, scale), scale, name)
+            failures += run(name, ksd_test_cells(name, scale), scale, next(later))
             rows = figures.test_rows(name, scale)
         else:
             pairs = curve_cells(name, scale)
-            failures += run([cell for cell, _ in pairs], scale, f"{name}: its tuning")
+            first = [cell for cell, _ in pairs]
+            failures += run(f"{name}: its tuning", first, scale, next(later))
             lines = [_tuned(cell, line, scale) for cell, line in pairs]
-            failures += run([line for line in lines if line.keys], scale, name)
+            ready = [line for line, why in lines if not why]
+            failures += run(name, ready, scale, next(later))
             rows = figures.curve_rows(lines, scale)
         for line in figures.write(name, rows, scale):
             say(f"    {name}: {line}")
@@ -147,28 +185,46 @@ def make_figures(names: Sequence[str], scale: Scale, run: Runner) -> list[Failur
     return failures
 
 
-def _tuned(cell: Cell, line: Cell, scale: Scale) -> Cell:
-    """``line`` with what ``cell`` chose; as it is where that found nothing."""
-    best = read_json(cell.folder(scale) / "best.json")
-    return line if best is None else with_best(line, best, line.sampler.startswith("sghmc"))
+def _tuned(cell: Cell, line: Cell, scale: Scale) -> tuple[Cell, str]:
+    """``line`` with what ``cell`` chose; as it is where that found nothing, and why it did not."""
+    try:
+        if tables.why_not_shown(cell, scale):
+            return line, figures.NOT_TUNED
+        best = read_json(cell.folder(scale) / "best.json")
+    except DataError as error:
+        return line, first_line(error)
+    if best is None:
+        return line, figures.NO_WINNER
+    return with_best(line, best, line.sampler.startswith("sghmc")), ""
 
 
-def say_how_long(kind: str, names: Sequence[str], scale: Scale) -> None:
-    """What is missing of the tables or figures, and how long it should take."""
+def batches_of(kind: str, names: Sequence[str], scale: Scale) -> list[Batch]:
+    """What is missing of the tables or figures, in the order in which they are made."""
     if kind == "tables":
-        for title, _, cells in studies_of(names, scale):
-            missing(cells, scale, title)
-        return
+        return [missing(title, cells, scale) for title, _, cells in studies_of(names, scale)]
+    batches = []
     for name in names:
         if name in KSD_TESTS:
-            missing(ksd_test_cells(name, scale), scale, name)
+            batches.append(missing(name, ksd_test_cells(name, scale), scale))
             continue
         pairs = curve_cells(name, scale)
-        missing([cell for cell, _ in pairs], scale, f"{name}: its tuning")
-        missing([with_best(line, ANY, False) for _, line in pairs], scale, name)
+        first = missing(f"{name}: its tuning", [cell for cell, _ in pairs], scale)
+        lines = [_tuned(cell, line, scale) for cell, line in pairs]
+        # What is still to be tuned takes as long whatever it will be.
+        guessed = [with_best(line, ANY, False) if why else line for line, why in lines]
+        batches += [first, missing(name, guessed, scale)]
+    return batches
 
 
-def _no_run(cells: Sequence[Cell], scale: Scale, what: str) -> list[Failure]:
+def afterwards(batches: Sequence[Batch]) -> Iterator[float]:
+    """The seconds that come after each of the batches."""
+    left_s = sum(batch.total_s for batch in batches)
+    for batch in batches:
+        left_s -= batch.total_s
+        yield max(0.0, left_s)
+
+
+def _no_run(title: str, cells: Sequence[Cell], scale: Scale, later_s: float) -> list[Failure]:
     return []
 
 

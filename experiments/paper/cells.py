@@ -20,7 +20,8 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli.artifacts import config_differences, read_json
+from mamba_cli.artifacts import config_differences, read_json, read_metrics, read_tuning
+from mamba_cli.errors import DataError, first_line
 
 SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sghmc_cv", "sgnht", "sgnht_cv")
 """Columns of the paper's tables, in its order."""
@@ -78,9 +79,12 @@ SMALLER_GRID = "smaller_grid"
 THINNING = 5
 """The paper's, in its figures of the KSD."""
 
-ALL_DRAWS = {"logreg": 2000, "pmf": 500, "bnn": 300}
-"""Draws that count as all of a second's: about as many as the published library makes at a batch of
-1 %. All that ours makes would need hours of full gradients."""
+MAX_DRAWS = {"logreg": 60_000, "pmf": 3_000, "bnn": 2_000}
+"""More draws than a chain of the figures of the KSD makes in its second: all of them are scored."""
+
+LINES = ("stochastic-thinned", "stochastic-all", "full-thinned", "full-all")
+"""Of every panel of the figures of the KSD. The first is timed, since it is the quickest to score;
+the others make its chains again and score the same draws."""
 
 
 class Scale(NamedTuple):
@@ -89,7 +93,7 @@ class Scale(NamedTuple):
     root: Path  # of tables and figures
     runs: Path
     seeds: Mapping[str, int]
-    all_draws: Mapping[str, int] = ALL_DRAWS
+    ksd_test_draws: Mapping[str, int] = MAX_DRAWS
     sizes: Mapping[str, tuple[str, ...]] = {}  # overrides by model
     curve_sizes: tuple[str, ...] = ()
     ksd_test_sizes: tuple[str, ...] = ()
@@ -164,7 +168,7 @@ def toy_scale(root: Path = Path("results/quick")) -> Scale:
         root,
         root,
         dict.fromkeys(TOY, 1),
-        dict.fromkeys(TOY, 10),
+        {"logreg": 500, "pmf": 50, "bnn": 50},
         TOY,
         ("evaluation.num_repeats=2", "evaluation.curve_points=3", "evaluation.max_draws=4"),
         ("tuner.longest_arm_s=0.05",),
@@ -184,7 +188,10 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. ``keys`` are overrides of its own; ``variant`` tells it from the plain one."""
+    """One run. ``keys`` are overrides of its own; ``variant`` tells it from the plain one.
+
+    One that ``rescores`` another makes the chains of that again and scores them by its own keys.
+    """
 
     experiment: str
     model: str
@@ -193,6 +200,7 @@ class Cell:
     seed: int = 0
     variant: str = ""
     keys: tuple[str, ...] = ()
+    rescores: Cell | None = None
 
     @property
     def name(self) -> str:
@@ -209,6 +217,9 @@ class Cell:
 
     def overrides(self, scale: Scale) -> list[str]:
         """What follows ``mamba-run``."""
+        if self.rescores is not None:
+            places = (f"results_dir={scale.runs}", f"run_dir={self.folder(scale)}")
+            return [f"replay={self.rescores.folder(scale)}", *self.keys, *places]
         is_test = self.experiment in KSD_TESTS
         is_given = any(key.startswith("tuner=") for key in self.keys)
         return [
@@ -232,27 +243,71 @@ class Cell:
 
     def config(self, scale: Scale) -> DictConfig:
         """The configuration that ``mamba-run`` composes of the same words."""
+        if self.rescores is not None:
+            cfg = self.rescores.config(scale)
+            cfg.replay = str(self.rescores.folder(scale))
+            cfg.merge_with_dotlist([*self.keys])
+            cfg.run_dir = str(self.folder(scale))
+            return cfg
         own = ("seed=", "run_dir=")
         shared = tuple(word for word in self.overrides(scale) if not word.startswith(own))
         cfg = copy.deepcopy(_composed(shared))
         cfg.seed, cfg.run_dir = self.seed, str(self.folder(scale))
         return cfg
 
-    def state(self, scale: Scale, cfg: DictConfig) -> tuple[State, str]:
-        """What is there of the run that ``cfg`` describes, and for a changed one what differs."""
-        stored = read_json(self.folder(scale) / "provenance.json")
+    def state(self, scale: Scale, cfg: DictConfig | None = None) -> tuple[State, str]:
+        """What is there of the run, and for one that has to be made again why.
+
+        Parameters
+        ----------
+        scale
+            Sizes and places.
+        cfg
+            Its :meth:`config`, where that is at hand.
+        """
+        folder = self.folder(scale)
+        try:
+            stored, memory = read_json(folder / "provenance.json"), out_of_memory(folder)
+        except DataError as error:
+            return State.CHANGED, first_line(error)
         if stored is None:
             return State.MISSING, ""
         there = stored.get("config") or {}
-        asked: Any = OmegaConf.to_container(cfg, resolve=True)
+        asked: Any = OmegaConf.to_container(
+            self.config(scale) if cfg is None else cfg, resolve=True
+        )
         changes = config_differences(there, asked)
         if changes:
             key, old, new = changes[0]
             more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
             return State.CHANGED, f"{key}: there {old!r}, asked for {new!r}{more}"
+        if self.rescores is not None:
+            first, here = (_steps(cell.folder(scale)) for cell in (self.rescores, self))
+            if first != here:
+                return State.CHANGED, "the chains that it scores were made again"
         # A run that was asked to tune alone came to its end, and its cell did not.
         missing = set(asked["stages"]) - set(there.get("stages") or ())
-        return (State.DONE if stored.get("end") and not missing else State.UNFINISHED), ""
+        if missing or not stored.get("end"):
+            return State.UNFINISHED, ""
+        return (State.CHANGED, memory) if memory else (State.DONE, "")
+
+
+def out_of_memory(folder: Path) -> str:
+    """Why a finished run says more of its machine than of its chains; empty where it does not.
+
+    Its evaluation ran out of memory, or so many arms did that none was left to win.
+    """
+    rows = read_metrics(folder / "metrics.csv")
+    short = [str(row["reason"]) for row in rows if row.get("status") == "out_of_memory"]
+    if not rows and not (folder / "best.json").exists():
+        arms = read_tuning(folder / "tuning.csv")
+        short = [arm.reason for arm in arms if arm.status == "out_of_memory"]
+    return f"out of memory: {short[0]}" if short else ""
+
+
+def _steps(folder: Path) -> object:
+    """The steps of a run's chains; ``None`` where there are none."""
+    return (read_json(folder / "steps.json") or {}).get("dispatches")
 
 
 @cache
@@ -338,21 +393,18 @@ def with_best(line: Cell, best: Mapping[str, Any], uses_integration_steps: bool)
 
 
 def ksd_test_cells(figure: str, scale: Scale) -> list[Cell]:
-    """The four lines of every panel; ``variant`` is the line's name."""
+    """The four lines of every panel, the timed one first; ``variant`` is the line's name."""
     cells = []
     for study in STUDIES.values():
-        draws = scale.all_draws[study.model]
-        for gradients in ("full", "stochastic"):
-            for name, scored in (("all", draws), ("thinned", draws // THINNING)):
-                keys = (f"tuner.reward.gradients={gradients}", f"tuner.max_draws={scored}")
-                cells.append(
-                    Cell(
-                        figure,
-                        study.model,
-                        "sgld",
-                        "mamba_ksd",
-                        variant=f"{gradients}-{name}",
-                        keys=keys,
-                    )
-                )
+        draws = scale.ksd_test_draws[study.model]
+        first: Cell | None = None
+        for line in LINES:
+            gradients, _, which = line.partition("-")
+            thin = THINNING if which == "thinned" else 1
+            keys = (f"tuner.reward.gradients={gradients}", f"tuner.reward.thin={thin}")
+            if first is None:
+                keys = (*keys, f"tuner.max_draws={draws}")
+            cell = Cell(figure, study.model, "sgld", "mamba_ksd", 0, line, keys, first)
+            first = first or cell
+            cells.append(cell)
     return cells

@@ -15,7 +15,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.paper.cells import (
-    ALL_DRAWS,
     CURVES,
     KSD_TESTS,
     SAMPLERS,
@@ -25,10 +24,10 @@ from experiments.paper.cells import (
     Scale,
     ksd_test_cells,
 )
-from experiments.paper.schedule import is_finished, reason_of
-from experiments.paper.tables import SAMPLER_NAMES, TUNER_NAMES
+from experiments.paper.tables import NOT_RUN, SAMPLER_NAMES, TUNER_NAMES, why_not_shown
 from mamba_cli import artifacts
 from mamba_cli.artifacts import atomic_write, read_table, read_tuning, write_table
+from mamba_cli.errors import DataError, first_line
 
 STYLE = {
     "font.size": 8,
@@ -52,8 +51,9 @@ NOTE_SIZE = 6.5
 NOTE_HEIGHT = 0.08
 """Of a line of text in a panel: points, and the share of the panel's height that it takes."""
 
-NO_HYPERPARAMETERS = "its tuning has no winner"
-"""Of a line over time without a finished run of the tables to take its hyperparameters from."""
+NO_WINNER = "its tuning has no winner"
+NOT_TUNED = "its tuning is not done"
+"""Of a line over time: why it has no hyperparameters from a run of the tables."""
 
 
 class Look(NamedTuple):
@@ -111,18 +111,23 @@ class Point(NamedTuple):
     num_runs: int
 
 
-def curve_rows(lines: Sequence[Cell], scale: Scale) -> list[Row]:
-    """Every point of every repeat; a line whose run is not finished has one row that says why."""
+def curve_rows(lines: Sequence[tuple[Cell, str]], scale: Scale) -> list[Row]:
+    """Every point of every repeat; a line without a finished run has one row that says why.
+
+    ``lines`` are the runs, and for those without hyperparameters why they have none.
+    """
     rows: list[Row] = []
-    for cell in lines:
+    for cell, why in lines:
         names = {"sampler": cell.sampler, "tuner": cell.tuner}
-        folder = cell.folder(scale)
-        if not is_finished(folder) or not (folder / "curve.csv").exists():
-            untried = "not run yet" if cell.keys else NO_HYPERPARAMETERS
-            reason = reason_of(folder) or untried
+        try:
+            reason = why or why_not_shown(cell, scale)
+            found = [] if reason else read_table(cell.folder(scale) / "curve.csv")[1]
+        except DataError as error:
+            reason = first_line(error)
+        if reason or not found:
+            reason = reason or "its run has no curve.csv"
             rows.append({**names, "status": "missing", "reason": reason})
             continue
-        _, found = read_table(folder / "curve.csv")
         seen: dict[str, int] = {}
         for row in found:
             point = seen[row["repeat"]] = seen.get(row["repeat"], -1) + 1
@@ -166,7 +171,7 @@ def shortfall(rows: Sequence[Mapping[str, Any]], sampler: str, tuner: str) -> st
     own = _measured(rows, sampler, tuner)
     if not own:
         reasons = [r.get("reason") for r in rows if (r["sampler"], r["tuner"]) == (sampler, tuner)]
-        said = ("not run yet", NO_HYPERPARAMETERS)
+        said = (NOT_RUN, NO_WINNER, NOT_TUNED)
         return str(reasons[0]) if reasons and reasons[0] in said else "could not be run"
     lasts = {row["repeat"]: str(row["status"]) for row in own}  # of every run, its last point
     statuses = set(lasts.values()) - {"ok"}
@@ -251,12 +256,15 @@ def test_rows(figure: str, scale: Scale) -> list[Row]:
     rows: list[Row] = []
     for cell in ksd_test_cells(figure, scale):
         names = {"model": cell.model, "line": cell.variant}
-        folder = cell.folder(scale)
-        if not is_finished(folder):
-            reason = reason_of(folder) or "not run yet"
+        try:
+            reason = why_not_shown(cell, scale)
+            records = [] if reason else read_tuning(cell.folder(scale) / "tuning.csv")
+        except DataError as error:
+            reason = first_line(error)
+        if reason:
             rows.append({**names, "status": "missing", "reason": reason})
             continue
-        for record in read_tuning(folder / "tuning.csv"):
+        for record in records:
             rows.append(
                 {
                     **names,
@@ -282,7 +290,7 @@ def ksd_test_figure(name: str, rows: Sequence[Mapping[str, Any]], note: str) -> 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.9), layout="constrained")
         panels = figure.subplots(1, 3)
-        for axes, model in zip(panels, ALL_DRAWS, strict=True):
+        for axes, model in zip(panels, MODEL_NAMES, strict=True):
             shown: list[float] = []
             lacks: dict[str, str] = {}
             for line, look in TEST_LOOKS.items():
@@ -326,8 +334,8 @@ def ksd_test_figure(name: str, rows: Sequence[Mapping[str, Any]], note: str) -> 
 def _arms_lacking(own: Sequence[Mapping[str, Any]]) -> str:
     """What a line of a figure of the KSD lacks; empty where every arm has a value."""
     if not own or own[0]["status"] == "missing":
-        untried = not own or own[0].get("reason") == "not run yet"
-        return "not run yet" if untried else "could not be run"
+        untried = not own or own[0].get("reason") == NOT_RUN
+        return NOT_RUN if untried else "could not be run"
     failed = sum(row["status"] != "ok" for row in own)
     return f"{failed} of {len(own)} missing" if failed else ""
 

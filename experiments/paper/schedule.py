@@ -14,7 +14,6 @@ import io
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,16 +23,32 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from experiments.paper.cells import CURVES, KSD_TESTS, Cell, Scale, State
+from experiments.paper.cells import (
+    CURVES,
+    KSD_TESTS,
+    THINNING,
+    Cell,
+    Scale,
+    State,
+)
 from mamba_cli.artifacts import read_json, write_json
 from mamba_cli.config import FixedSettings, GridSettings, MambaSettings, RunSettings, settings_from
 from mamba_cli.console import Console, duration
-from mamba_cli.errors import ConfigError, MambaError, StorageError, first_line
+from mamba_cli.errors import (
+    ConfigError,
+    MambaError,
+    NothingUsableError,
+    StorageError,
+    first_line,
+)
 from mamba_cli.run import opened
 from mamba_cli.tuners import halving
 
 FAILED = "failed.json"
 """In the folder of a cell that could not be finished: its reason and exit code."""
+
+MACHINE_LOCK = Path("/tmp") / f"mamba-cli-{os.getuid()}-paper.lock"
+"""Held while timed runs are made: of the user, and not of TMPDIR, which shells may set apart."""
 
 NUM_TRAIN = {"logreg": 1_000_000, "pmf": 80_000, "bnn": 60_000}
 """Training rows, where the configuration does not have them."""
@@ -55,8 +70,12 @@ TOY_START_S = {"logreg": 1.4, "pmf": 3.5, "bnn": 3.5}
 TOY_BANDIT_S = {"logreg": 1.0, "pmf": 3.0, "bnn": 3.0}
 """The same at toy sizes, and what a bandit compiles besides."""
 
-GRADIENT_S = {"logreg": 3e-3, "pmf": 8e-3, "bnn": 0.15}
+GRADIENT_S = {"logreg": 1.5e-3, "pmf": 3e-3, "bnn": 0.14}
 """Seconds to score a draw of a figure of the KSD by its gradient over all rows."""
+
+TEST_DRAWS = {"logreg": 4000, "pmf": 1500, "bnn": 400}
+PAIR_S = {"logreg": 5e-8, "pmf": 2e-5, "bnn": 5e-5}
+"""Draws of an arm there, and seconds for a pair of them."""
 
 CURVE_S = {"logreg": 4e-4, "pmf": 1e-3, "bnn": 0.02}
 """The same of a curve: draws share the passes over the rows; the network's predict test images."""
@@ -109,9 +128,13 @@ def scoring_s(plan: Plan) -> float:
     """Seconds for what a figure scores; what a table does is in the overheads."""
     cell, evaluation, tuner = plan.cell, plan.settings.evaluation, plan.settings.tuner
     if cell.experiment in KSD_TESTS and isinstance(tuner, MambaSettings):
-        is_stochastic = "tuner.reward.gradients=stochastic" in cell.keys
-        arms = tuner.points(NUM_TRAIN[cell.model])
-        return 0.0 if is_stochastic else len(arms) * tuner.max_draws * GRADIENT_S[cell.model]
+        num_draws: float = min(TEST_DRAWS[cell.model], tuner.max_draws)
+        if cell.variant.endswith("thinned"):
+            num_draws /= THINNING
+        own_s = num_draws**2 * PAIR_S[cell.model]
+        if cell.variant.startswith("full"):
+            own_s += num_draws * GRADIENT_S[cell.model]
+        return len(tuner.points(NUM_TRAIN[cell.model])) * own_s
     if cell.experiment not in CURVES:
         return 0.0
     scored = evaluation.num_repeats * evaluation.curve_points * evaluation.max_draws
@@ -133,10 +156,9 @@ def planned(cells: Sequence[Cell], scale: Scale) -> list[Plan]:
     plans = []
     for cell in cells:
         cfg = cell.config(scale)
-        settings = settings_from(cfg)
         state, why = cell.state(scale, cfg)
         if state is not State.DONE:
-            plans.append(Plan(cell, cfg, settings, state, why))
+            plans.append(Plan(cell, cfg, settings_from(cfg), state, why))
     return plans
 
 
@@ -145,27 +167,37 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def missing(cells: Sequence[Cell], scale: Scale, what: str) -> tuple[list[Plan], list[float]]:
-    """Those of ``cells`` that are not done and the seconds of each, said to the person waiting.
+class Batch(NamedTuple):
+    """What is missing of some cells: the runs, and the seconds that each should take."""
 
-    Parameters
-    ----------
-    cells
-        Each once.
-    scale
-        Sizes and places.
-    what
-        The table or figure, for the message.
-    """
+    title: str
+    num_cells: int
+    plans: list[Plan]
+    seconds: list[float]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds)
+
+
+def missing(title: str, cells: Sequence[Cell], scale: Scale) -> Batch:
+    """What is missing of ``cells``, each of which is given once."""
     plans = planned(cells, scale)
     spent = _spent_s(set(cells) - {plan.cell for plan in plans}, scale)
-    estimate = [spent.get(replace(plan.cell, seed=0), expected_s(plan)) for plan in plans]
-    done = len(cells) - len(plans)
-    say(
-        f"{what}: {len(cells)} runs, {done} of them done before"
-        + (f"; the other {len(plans)} take about {duration(sum(estimate))}" if plans else "")
-    )
-    return plans, estimate
+    seconds = [spent.get(replace(plan.cell, seed=0), expected_s(plan)) for plan in plans]
+    return Batch(title, len(cells), plans, seconds)
+
+
+def announce(batches: Sequence[Batch]) -> None:
+    """Say what is missing of all that was asked for, and how long it should take."""
+    for batch in batches:
+        left = len(batch.plans)
+        say(
+            f"{batch.title}: {batch.num_cells} runs, {batch.num_cells - left} of them done before"
+            + (f"; the other {left} take about {duration(batch.total_s)}" if left else "")
+        )
+    if sum(bool(batch.plans) for batch in batches) > 1:
+        say(f"all of it takes about {duration(sum(batch.total_s for batch in batches))}")
 
 
 def _spent_s(done: Iterable[Cell], scale: Scale) -> dict[Cell, float]:
@@ -178,27 +210,46 @@ def _spent_s(done: Iterable[Cell], scale: Scale) -> dict[Cell, float]:
     return spent
 
 
-def run_cells(cells: Sequence[Cell], scale: Scale, what: str) -> list[Failure]:
-    """Run what is missing of ``cells``, as :func:`missing`; those that could not be finished."""
-    plans, estimate = missing(cells, scale, what)
-    failures, began, expected = [], time.monotonic(), 0.0
-    for number, plan in enumerate(plans, start=1):
-        note = f" ({plan.state.value}{': ' + plan.why if plan.why else ''})"
+def run_cells(
+    title: str, cells: Sequence[Cell], scale: Scale, later_s: float = 0.0
+) -> list[Failure]:
+    """Run what is missing of ``cells``; those that could not be finished.
+
+    Parameters
+    ----------
+    title
+        The table or figure, for the messages.
+    cells
+        Each once.
+    scale
+        Sizes and places.
+    later_s
+        Seconds that what comes after them should take, for the time that is left.
+    """
+    batch = missing(title, cells, scale)
+    failures, spent_s, expected = [], 0.0, 0.0
+    for number, plan in enumerate(batch.plans, start=1):
+        own_s = batch.seconds[number - 1]
+        note = f", {plan.state.value}" if plan.state is not State.MISSING else ""
+        note += f": {plan.why}" if plan.why else ""
         say(
-            f"[{number}/{len(plans)}] {plan.cell.name}{'' if plan.state is State.MISSING else note}"
+            f"[{title}, {number}/{len(batch.plans)}] {plan.cell.name} "
+            f"(about {duration(own_s)}{note})"
         )
         before = time.monotonic()
         failure = _guarded(plan, scale)
-        expected += estimate[number - 1]
-        pace = (time.monotonic() - began) / expected
-        left = pace * sum(estimate[number:])
-        outcome = f"failed: {failure.reason}" if failure else "done"
-        say(
-            f"    {outcome} in {duration(time.monotonic() - before)}"
-            + (f", about {duration(left)} left" if number < len(plans) else "")
-        )
+        took_s = time.monotonic() - before
         if failure:
             failures.append(failure)
+        else:  # how far the estimates are off; a failure says nothing of it
+            spent_s, expected = spent_s + took_s, expected + own_s
+        pace = spent_s / expected if expected else 1.0
+        left_s = pace * (sum(batch.seconds[number:]) + later_s)
+        outcome = f"failed: {failure.reason}" if failure else "done"
+        say(
+            f"    {outcome} in {duration(took_s)}"
+            + (f", about {duration(left_s)} left in all" if left_s else "")
+        )
     return failures
 
 
@@ -211,17 +262,29 @@ def _guarded(plan: Plan, scale: Scale) -> Failure | None:
             _remove(folder)
         run_one(plan)
     except Exception as error:
-        if not is_finished(folder):
-            known = isinstance(error, MambaError)
-            reason = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
-            code = error.exit_code if isinstance(error, MambaError) else 1
-            failure = Failure(plan.cell, reason, code)
+        failure = _failure_of(plan, scale, error)
     gc.collect()
     if failure is None:
         (folder / FAILED).unlink(missing_ok=True)
     else:
         write_json(folder / FAILED, {"reason": failure.reason, "exit_code": failure.exit_code})
     return failure
+
+
+def _failure_of(plan: Plan, scale: Scale, error: Exception) -> Failure | None:
+    """What an error makes of a cell; ``None`` where the run came to its end without a number.
+
+    A run that ran out of memory says more of the machine than of its chains, and is a failure.
+    """
+    if isinstance(error, NothingUsableError):
+        state, why = plan.cell.state(scale, plan.cfg)
+        if state is State.DONE:
+            return None
+        if why:
+            return Failure(plan.cell, why, error.exit_code)
+    if isinstance(error, MambaError):
+        return Failure(plan.cell, first_line(error), error.exit_code)
+    return Failure(plan.cell, f"{type(error).__name__}: {first_line(error)}", 1)
 
 
 def _remove(folder: Path) -> None:
@@ -231,21 +294,25 @@ def _remove(folder: Path) -> None:
         raise StorageError(f"cannot remove {folder}: {error.strerror}; remove it") from error
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether a run came to its end, with a usable result or without."""
-    return bool((read_json(folder / "provenance.json") or {}).get("end"))
-
-
 def reason_of(folder: Path) -> str:
     """Why a cell could not be finished, as its last try had it; empty where it was not tried."""
     failed: Mapping[str, Any] = read_json(folder / FAILED) or {}
     return str(failed.get("reason", ""))
 
 
+class _Bars(Console):
+    """Of what a run says, its bars alone, and those on a terminal: a run can take an hour."""
+
+    def __init__(self) -> None:
+        super().__init__(out=io.StringIO())
+
+    def show(self, text: str) -> None:
+        pass
+
+
 def run_one(plan: Plan) -> None:
     """What ``mamba-run`` does with the words of the cell. Raises as it does."""
-    quiet = Console(stream=io.StringIO(), out=io.StringIO(), quiet=True)
-    with opened(plan.cfg, quiet, pictures=plan.settings.budget == "paper") as one:
+    with opened(plan.cfg, _Bars(), pictures=plan.settings.budget == "paper") as one:
         one.go()
 
 
@@ -253,8 +320,8 @@ def run_one(plan: Plan) -> None:
 def alone(scale: Scale) -> Iterator[None]:
     """While the context lasts, no other command makes tables or figures.
 
-    Runs are timed, so that those of the paper's size have the machine to themselves; toy ones have
-    their folder.
+    Runs are timed, so that those of the paper's size have the machine to themselves. Toy ones have
+    their folder, and say whose seconds they take.
 
     Raises
     ------
@@ -264,8 +331,9 @@ def alone(scale: Scale) -> Iterator[None]:
         The results' folder cannot be written to.
     """
     is_toy = bool(scale.note)
-    shared = Path(tempfile.gettempdir()) / f"mamba-cli-{os.getuid()}-paper.lock"
-    path = scale.root / ".lock" if is_toy else shared
+    path = scale.root / ".lock" if is_toy else MACHINE_LOCK
+    if is_toy and (owner := _owner(MACHINE_LOCK)):
+        say(f"*** process {owner} makes timed runs meanwhile: this takes its seconds ***")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened_file = path.open("a+")
@@ -288,3 +356,16 @@ def alone(scale: Scale) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _owner(lock: Path) -> str:
+    """The process that holds a lock; empty where none does."""
+    try:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "(unknown)"
+    except OSError:
+        pass
+    return ""

@@ -9,13 +9,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from scipy import stats
 
-from experiments.paper.cells import AS_PUBLISHED, SAMPLERS, STUDIES, Cell, Scale, shown, study_of
-from experiments.paper.schedule import is_finished, reason_of
-from mamba_cli.artifacts import atomic_write, read_json, read_metrics, write_table
+from experiments.paper.cells import (
+    AS_PUBLISHED,
+    SAMPLERS,
+    STUDIES,
+    Cell,
+    Scale,
+    State,
+    shown,
+    study_of,
+)
+from experiments.paper.schedule import reason_of
+from mamba_cli.artifacts import atomic_write, read_json, read_metrics, read_tuning, write_table
+from mamba_cli.errors import DataError, first_line
 
 SIGNIFICANCE = 0.05
 """Of the one-sided Welch test by which the best tuner has to beat every other one."""
@@ -155,13 +166,48 @@ class Sample(NamedTuple):
 Place = tuple[str, str, str]  # sampler, tuner, metric
 
 
+NOT_RUN = "not run yet"
+
+_states: dict[tuple[object, ...], tuple[State, str]] = {}
+
+
+def _state_of(cell: Cell, scale: Scale) -> tuple[State, str]:
+    """A cell's state, kept while its files stay as they are: a table asks for it many times."""
+    files = [cell.folder(scale) / "provenance.json"]
+    if cell.rescores is not None:
+        files += [c.folder(scale) / "steps.json" for c in (cell, cell.rescores)]
+    key = (*cell.overrides(scale), *(f.stat().st_mtime_ns if f.exists() else 0 for f in files))
+    if key not in _states:
+        _states[key] = cell.state(scale)
+    return _states[key]
+
+
+def why_not_shown(cell: Cell, scale: Scale) -> str:
+    """Why what is in a cell's folder cannot be shown; empty where it can. Raises ``DataError``."""
+    state, why = _state_of(cell, scale)
+    if state is State.DONE:
+        return ""
+    reason = reason_of(cell.folder(scale))
+    if reason or state is not State.CHANGED:
+        return reason or NOT_RUN
+    return f"made otherwise: {why}"
+
+
 def values_of(cell: Cell, metric: str, scale: Scale) -> tuple[list[float], str]:
     """The numbers that a run has of a metric, and why it has none."""
-    folder = cell.folder(scale)
-    if not is_finished(folder):
-        return [], reason_of(folder) or "not run yet"
+    try:
+        why = why_not_shown(cell, scale)
+        return ([], why) if why else _values_in(cell.folder(scale), metric)
+    except DataError as error:
+        return [], f"damaged: {first_line(error)}"
+
+
+def _values_in(folder: Path, metric: str) -> tuple[list[float], str]:
     best = read_json(folder / "best.json")
     if best is None:
+        arms = read_tuning(folder / "tuning.csv")
+        if any(arm.status == "no_draws" for arm in arms if arm.rung == arms[-1].rung):
+            return [], "no usable arm: some were too slow to make two draws"
         return [], "no winner: every arm failed"
     if metric in HYPERPARAMETERS:
         value = float(best[METRICS[metric].column])
@@ -177,20 +223,24 @@ def values_of(cell: Cell, metric: str, scale: Scale) -> tuple[list[float], str]:
     return [], f"{rows[0]['status']}: {rows[0]['reason']}"
 
 
+def summary_of(label: str, sampler: str, tuner: str, metric: str, scale: Scale) -> Summary:
+    """A number of the runs that a table shows; of a metric that it does not show, too."""
+    cells = [c for c in shown(label, scale) if (c.sampler, c.tuner) == (sampler, tuner)]
+    pairs = [values_of(cell, metric, scale) for cell in cells]
+    values = tuple(value for numbers, _ in pairs for value in numbers)
+    notes = dict.fromkeys(note for _, note in pairs if note)
+    return Summary(values, len(cells), "; ".join(notes))
+
+
 def summaries(label: str, scale: Scale) -> dict[Place, Summary]:
     """Every number of a table, the best of each sampler marked where it is beyond the noise."""
     found: dict[Place, Summary] = {}
-    cells = shown(label, scale)
     for metric in ROWS[label]:
         for sampler in SAMPLERS:
             if metric == "num_integration_steps" and not sampler.startswith("sghmc"):
                 continue
             for tuner in study_of(label).tuners:
-                own = [c for c in cells if (c.sampler, c.tuner) == (sampler, tuner)]
-                pairs = [values_of(cell, metric, scale) for cell in own]
-                values = tuple(value for numbers, _ in pairs for value in numbers)
-                notes = dict.fromkeys(note for _, note in pairs if note)
-                found[sampler, tuner, metric] = Summary(values, len(own), "; ".join(notes))
+                found[sampler, tuner, metric] = summary_of(label, sampler, tuner, metric, scale)
     return mark_best(found)
 
 
@@ -224,13 +274,19 @@ def chains_failed(summary: Summary) -> bool:
     return not summary.values and all(note.startswith(CHAIN_FAILURES) for note in notes)
 
 
+def failures_of(summary: Summary) -> int:
+    """How many runs have no number since their chain failed; where others lack it too, at least."""
+    failed = [note.startswith(CHAIN_FAILURES) for note in summary.note.split("; ")]
+    return summary.repeats - len(summary.values) if all(failed) else int(any(failed))
+
+
 def beats(first: Summary, second: Summary, lower_is_better: bool) -> bool:
     """Whether the first is better beyond the noise, or has numbers and the other's chains failed.
 
     One that failed in some of its runs beats nothing, since what is left of it has been chosen by
     its luck. A run that is still to be made says nothing for or against.
     """
-    if not first.values or any(n.startswith(CHAIN_FAILURES) for n in first.note.split("; ")):
+    if not first.values or failures_of(first):
         return False
     return chains_failed(second) or is_better(first, second, lower_is_better)
 
@@ -321,7 +377,8 @@ def cell_text(summary: Summary, metric: str) -> str:
     if not summary.values:
         return summary.note.partition(":")[0] or "-"
     if metric in HYPERPARAMETERS:
-        text = " / ".join(dict.fromkeys(shown_as.format(value) for value in summary.values))
+        texts = [shown_as.format(value) for value in summary.values]
+        text = texts[0] if len(set(texts)) == 1 else " / ".join(texts)
     else:
         text = number_text(summary.mean, shown_as)
         if summary.sd is not None:

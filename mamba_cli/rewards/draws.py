@@ -96,3 +96,9 @@ def require_kernel_parameters(c: object, beta: object, gradients: object) -> Non
         "a number between -1 and 0 (both excluded)",
     )
     require(gradients in ("full", "stochastic"), "gradients", gradients, "full or stochastic")
+
+
+def require_thinning(thin: object) -> None:
+    """Raises ``ConfigError``, naming ``tuner.reward.thin``, unless it is a whole number above 0."""
+    is_whole = isinstance(thin, int) and not isinstance(thin, bool) and thin >= 1
+    require(is_whole, "thin", thin, "a whole number of at least 1")

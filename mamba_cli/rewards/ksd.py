@@ -22,6 +22,7 @@ from mamba_cli.rewards.draws import (
     bucket_size,
     checked_draws,
     require_kernel_parameters,
+    require_thinning,
 )
 from mamba_cli.rewards.jackknife import ksd_std_error
 from mamba_cli.types import Array, Scored, ScoredDraws
@@ -284,6 +285,9 @@ class KernelSteinDiscrepancy:
         The kernel (c^2 + r^2)^beta.
     gradients
         Whose scores are used: ``full``, over all rows, or ``stochastic``, the sampler's own.
+    thin
+        k: of the draws that a tuner hands over, every k-th is scored, from the k-th on. The tuner
+        leaves the others out before it computes gradients.
 
     Raises
     ------
@@ -294,11 +298,13 @@ class KernelSteinDiscrepancy:
     c: float = 1.0
     beta: float = -0.5
     gradients: str = "full"
+    thin: int = 1
     name: str = "ksd"
     higher_is_better: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         require_kernel_parameters(self.c, self.beta, self.gradients)
+        require_thinning(self.thin)
 
     def __call__(self, draws: ScoredDraws) -> Scored:
         x, s = draws.positions, draws.scores

@@ -159,7 +159,14 @@ class Scorer:
         failed = failure(chain, budget_s)
         if failed is not None:
             return Score(math.nan, 0, 0.0, *failed)
-        positions, scores = chain.thinned(num_draws)
+        thin = getattr(self.reward, "thin", 1)
+        positions, scores = (kept[thin - 1 :: thin] for kept in chain.thinned(num_draws))
+        if len(positions) < 2:
+            reason = (
+                f"tuner.reward.thin={thin} leaves {len(positions)} of {chain.num_draws} draws, "
+                f"2 are needed"
+            )
+            return Score(math.nan, len(positions), 0.0, "no_draws", reason)
         if is_constant(positions):
             reason = f"all {chain.num_draws} draws are equal: the step size is too small to move"
             return Score(math.nan, 0, bench.clock() - began, "frozen", reason)
