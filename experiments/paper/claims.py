@@ -333,7 +333,8 @@ def lowest_at_the_end(
         for sampler in samplers:
             run = {(r["sampler"], r["tuner"]) for r in rows if "point" in r}
             ends = {t: end_of(rows, sampler, t) for t in (*tuners, *others) if (sampler, t) in run}
-            told.append(f"{SAMPLER_NAMES[sampler]}: {_ends_text(ends) or 'not run'}")
+            factor = 100.0 if study.model == "bnn" else 1.0  # an ECE, in per cent as elsewhere
+            told.append(f"{SAMPLER_NAMES[sampler]}: {_ends_text(ends, factor) or 'not run'}")
             if len(ends) < len(tuners) + len(others):
                 continue
             if any(all(_ends_lower(ends[t], ends[r]) for r in others) for t in tuners):
@@ -345,14 +346,15 @@ def lowest_at_the_end(
     return judge
 
 
-def _ends_text(ends: Mapping[str, Point | None]) -> str:
+def _ends_text(ends: Mapping[str, Point | None], factor: float) -> str:
     texts = []
     for tuner, point in ends.items():
         if point is None:
             texts.append(f"{TUNER_NAMES[tuner]} no value at the end")
             continue
         count = count_text(point.num_usable, point.num_runs)
-        texts.append(f"{TUNER_NAMES[tuner]} {point.mean:.3g} ± {point.sd:.2g}{count}")
+        mean, sd = factor * point.mean, factor * point.sd
+        texts.append(f"{TUNER_NAMES[tuner]} {mean:.3g} ± {sd:.2g}{count}")
     return ", ".join(texts)
 
 
