@@ -79,7 +79,10 @@ SMALLER_GRID = "smaller_grid"
 THINNING = 5
 """The paper's, in its figures of the KSD."""
 
-MAX_DRAWS = {"logreg": 60_000, "pmf": 3_000, "bnn": 2_000}
+MAX_DRAWS = {
+    "KSD_test_step_size": {"logreg": 8_000, "pmf": 2_500, "bnn": 800},
+    "KSD_test_batch_size": {"logreg": 30_000, "pmf": 2_500, "bnn": 2_000},
+}
 """More draws than a chain of the figures of the KSD makes in its second: all of them are scored."""
 
 LINES = ("stochastic-thinned", "stochastic-all", "full-thinned", "full-all")
@@ -93,7 +96,7 @@ class Scale(NamedTuple):
     root: Path  # of tables and figures
     runs: Path
     seeds: Mapping[str, int]
-    ksd_test_draws: Mapping[str, int] = MAX_DRAWS
+    ksd_test_draws: Mapping[str, Mapping[str, int]] = MAX_DRAWS  # by figure and model
     sizes: Mapping[str, tuple[str, ...]] = {}  # overrides by model
     curve_sizes: tuple[str, ...] = ()
     ksd_test_sizes: tuple[str, ...] = ()
@@ -168,7 +171,7 @@ def toy_scale(root: Path = Path("results/quick")) -> Scale:
         root,
         root,
         dict.fromkeys(TOY, 1),
-        {"logreg": 500, "pmf": 50, "bnn": 50},
+        {figure: {"logreg": 500, "pmf": 50, "bnn": 50} for figure in KSD_TESTS},
         TOY,
         ("evaluation.num_repeats=2", "evaluation.curve_points=3", "evaluation.max_draws=4"),
         ("tuner.longest_arm_s=0.05",),
@@ -396,7 +399,7 @@ def ksd_test_cells(figure: str, scale: Scale) -> list[Cell]:
     """The four lines of every panel, the timed one first; ``variant`` is the line's name."""
     cells = []
     for study in STUDIES.values():
-        draws = scale.ksd_test_draws[study.model]
+        draws = scale.ksd_test_draws[figure][study.model]
         first: Cell | None = None
         for line in LINES:
             gradients, _, which = line.partition("-")
