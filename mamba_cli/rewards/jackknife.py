@@ -13,64 +13,38 @@ V-statistic without its resampling noise. With B = 8 blocks the error has an err
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
-
 import numpy as np
-from jax.typing import ArrayLike
-
-from mamba_cli.rewards.draws import checked_draws
-from mamba_cli.whitening import Floats
 
 NUM_BLOCKS = 8
 FEWEST_DRAWS = 2 * NUM_BLOCKS
 """Below, there is no standard error."""
 
 
-def ksd_std_error(
-    positions: ArrayLike, scores: ArrayLike, *, c: float = 1.0, beta: float = -0.5
-) -> float:
-    """Standard error of :func:`mamba_cli.rewards.ksd` over chains like this one.
+def block_of_draws(num_draws: int) -> np.ndarray:
+    """The block of every draw: ``NUM_BLOCKS`` of them, of consecutive draws, equal but for one."""
+    cuts = np.linspace(0, num_draws, NUM_BLOCKS + 1).round().astype(int)
+    return np.repeat(np.arange(NUM_BLOCKS), np.diff(cuts))
+
+
+def error_of_sums(sums: np.ndarray, num_draws: np.ndarray) -> float:
+    """Standard error of the root of a V-statistic.
 
     Parameters
     ----------
-    positions, scores
-        Draws in their order, evenly thinned, and gradients of the log density there,
-        ``[num_draws, dim]``.
-    c, beta
-        Of the kernel (c^2 + r^2)^beta.
+    sums
+        Of the kernel over the pairs of every two blocks, ``[NUM_BLOCKS, NUM_BLOCKS]``, float64.
+    num_draws
+        Of every block, ``[NUM_BLOCKS]``.
 
     Returns
     -------
     float
-        NaN for fewer than ``FEWEST_DRAWS`` draws, or where an input is not finite. Around 0, where
-        the draws are exact, the discrepancy is of the size of its own error and the jackknife is
-        off by a factor of order one.
+        NaN where a sum is not finite. Around 0, where the draws are exact, the discrepancy is of
+        the size of its own error and the jackknife is off by a factor of order one.
     """
-    x, s = (array.astype(np.float64) for array in checked_draws(positions, scores))
-    if len(x) < FEWEST_DRAWS or not (np.isfinite(x).all() and np.isfinite(s).all()):
-        return math.nan
-    cuts = np.linspace(0, len(x), NUM_BLOCKS + 1).round().astype(int)
-    blocks = [slice(first, last) for first, last in pairwise(cuts)]
-    sums = np.zeros((NUM_BLOCKS, NUM_BLOCKS))
-    centred = x - x.mean(axis=0)
-    for a, rows in enumerate(blocks):
-        for b, columns in enumerate(blocks[: a + 1]):
-            kernel = _stein_kernel(centred[rows], s[rows], centred[columns], s[columns], c, beta)
-            sums[a, b] = sums[b, a] = kernel.sum()
-    left = len(x) - np.diff(cuts)
+    if not np.isfinite(sums).all():
+        return float("nan")
+    left = num_draws.sum() - num_draws
     squares = (sums.sum() - 2 * sums.sum(axis=1) + np.diagonal(sums)) / left**2
     without = np.sqrt(np.maximum(squares, 0.0))
     return float(np.sqrt((NUM_BLOCKS - 1) * np.var(without)))
-
-
-def _stein_kernel(x: Floats, sx: Floats, y: Floats, sy: Floats, c: float, beta: float) -> Floats:
-    """The Stein kernel of :func:`mamba_cli.rewards.ksd` between two sets of draws, ``[m, n]``."""
-    dim = x.shape[1]
-    own_x, own_y = np.sum(x * x, axis=1)[:, None], np.sum(y * y, axis=1)
-    squared_distance = np.maximum(own_x + own_y - 2 * x @ y.T, 0.0)
-    along = np.sum(x * sx, axis=1)[:, None] + np.sum(y * sy, axis=1) - x @ sy.T - sx @ y.T
-    q = c**2 + squared_distance
-    curvature = dim + 2 * (beta - 1) * squared_distance / q
-    kernel: Floats = q**beta * (sx @ sy.T - 2 * beta / q * (along + curvature))
-    return kernel

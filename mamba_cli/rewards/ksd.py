@@ -24,7 +24,12 @@ from mamba_cli.rewards.draws import (
     require_kernel_parameters,
     require_thinning,
 )
-from mamba_cli.rewards.jackknife import ksd_std_error
+from mamba_cli.rewards.jackknife import (
+    FEWEST_DRAWS,
+    NUM_BLOCKS,
+    block_of_draws,
+    error_of_sums,
+)
 from mamba_cli.types import Array, Scored, ScoredDraws
 
 # Products of long vectors are taken in float32 and added up in float64 every so many coordinates:
@@ -74,10 +79,57 @@ def ksd(positions: ArrayLike, scores: ArrayLike, *, c: float = 1.0, beta: float 
     Coullon, South and Nemeth, Eq. 3; Gorham and Mackey (2017).
     """
     positions, scores = checked_draws(positions, scores)
+    return _root(_pair_sums(positions, scores, c, beta, num_blocks=1), len(positions))
+
+
+def ksd_with_error(
+    positions: ArrayLike, scores: ArrayLike, *, c: float = 1.0, beta: float = -0.5
+) -> Scored:
+    """:func:`ksd` and its standard error over chains like this one, in one pass over the pairs.
+
+    Parameters
+    ----------
+    positions, scores, c, beta
+        As there, the draws in their order and evenly thinned.
+
+    Returns
+    -------
+    Scored
+        The error is that of :mod:`mamba_cli.rewards.jackknife`; NaN for fewer than
+        ``jackknife.FEWEST_DRAWS`` draws, or where an input is not finite.
+
+    Raises
+    ------
+    ValueError
+        As :func:`ksd`.
+    """
+    positions, scores = checked_draws(positions, scores)
+    num_draws = len(positions)
+    sums = _pair_sums(positions, scores, c, beta, num_blocks=NUM_BLOCKS)
+    error = float("nan")
+    if num_draws >= FEWEST_DRAWS:
+        error = error_of_sums(sums, np.bincount(block_of_draws(num_draws)))
+    return Scored(_root(sums, num_draws), error)
+
+
+def _root(sums: np.ndarray[Any, Any], num_draws: int) -> float:
+    # The V-statistic of a positive definite kernel: below zero only by rounding.
+    return float(np.sqrt(np.maximum(sums.sum() / num_draws**2, 0.0)))
+
+
+def _pair_sums(
+    positions: np.ndarray[Any, Any],
+    scores: np.ndarray[Any, Any],
+    c: float,
+    beta: float,
+    *,
+    num_blocks: int,
+) -> np.ndarray[Any, Any]:
+    """Sums over the pairs of every two blocks, ``[num_blocks, num_blocks]`` of 1 or NUM_BLOCKS."""
     if not (c > 0 and -1 < beta < 0):
         raise ValueError(f"ksd needs c > 0 and -1 < beta < 0, got c={c}, beta={beta}")
     if not (np.isfinite(positions).all() and np.isfinite(scores).all()):
-        return float("nan")
+        return np.full((num_blocks, num_blocks), np.nan)
     num_draws, dim = positions.shape
     bucket = bucket_size(num_draws)
     block_size = min(bucket, BLOCK_SIZE)
@@ -86,10 +138,13 @@ def ksd(positions: ArrayLike, scores: ArrayLike, *, c: float = 1.0, beta: float 
     num_pairs = len(rows)
     max_pairs = len(triangle_of_blocks(bucket // block_size)[0])
     rows, columns = (np.pad(index, (0, max_pairs - num_pairs)) for index in (rows, columns))
+    weights = np.zeros((bucket, num_blocks))
+    own = block_of_draws(num_draws) if num_blocks > 1 else np.zeros(num_draws, int)
+    weights[np.arange(num_draws), own] = 1
     # float64 inside this block only: nothing outside it sees the setting.
     with np.errstate(over="ignore"), jax.enable_x64(True):
-        operands = pad_draws(positions, scores, bucket)
-        total = stein_pair_sum(
+        operands = pad_draws(positions, scores, weights)
+        sums = stein_pair_sums(
             operands,
             jnp.asarray(rows, jnp.int32),
             jnp.asarray(columns, jnp.int32),
@@ -99,9 +154,7 @@ def ksd(positions: ArrayLike, scores: ArrayLike, *, c: float = 1.0, beta: float 
             beta=float(beta),
             block_size=block_size,
         )
-        squared = float(total) / num_draws**2
-    # The V-statistic of a positive definite kernel: below zero only by rounding.
-    return float(np.sqrt(np.maximum(squared, 0.0)))
+        return np.asarray(sums)
 
 
 @partial(jax.tree_util.register_dataclass)
@@ -110,8 +163,8 @@ class SteinOperands:
     """Centred draws and their scores, padded with zeros and divided by a power of two.
 
     ``positions`` and ``scores`` are ``[bucket, padded_dim]`` (float32 or float64), the true ones
-    being ``position_scale`` and ``score_scale`` times these; ``weights`` is 1 for a draw and 0
-    for padding, ``[bucket]`` float64.
+    being ``position_scale`` and ``score_scale`` times these; ``weights`` is 1 for a draw in the
+    column of its block and else 0, padding included, ``[bucket, num_blocks]`` float64.
     """
 
     positions: Any
@@ -122,10 +175,10 @@ class SteinOperands:
 
 
 def pad_draws(
-    positions: np.ndarray[Any, Any], scores: np.ndarray[Any, Any], bucket: int
+    positions: np.ndarray[Any, Any], scores: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]
 ) -> SteinOperands:
-    """Centre, scale and pad draws for :func:`stein_pair_sum`. Call it where x64 is enabled."""
-    num_draws, dim = positions.shape
+    """Centre, scale and pad draws for :func:`stein_pair_sums`. Call it where x64 is enabled."""
+    (num_draws, dim), bucket = positions.shape, len(weights)
     if dim > FLOAT32_PRODUCTS_ABOVE_DIM:
         dtype: Any = np.float32
         # Chunks of equal width waste at most a few columns of padding.
@@ -149,14 +202,14 @@ def pad_draws(
     return SteinOperands(
         positions=jnp.asarray(padded_positions),
         scores=jnp.asarray(padded_scores),
-        weights=jnp.asarray(np.arange(bucket) < num_draws, jnp.float64),
+        weights=jnp.asarray(weights, jnp.float64),
         position_scale=jnp.asarray(position_scale, jnp.float64),
         score_scale=jnp.asarray(score_scale, jnp.float64),
     )
 
 
 @partial(jax.jit, static_argnames=("beta", "block_size"))
-def stein_pair_sum(
+def stein_pair_sums(
     operands: SteinOperands,
     row_blocks: Array,
     column_blocks: Array,
@@ -167,10 +220,10 @@ def stein_pair_sum(
     beta: float,
     block_size: int,
 ) -> Array:
-    """Sum the Stein kernel over pairs of draws, given as pairs of blocks of draws.
+    """Sum the Stein kernel over pairs of draws, by the columns of their weights.
 
-    Pair t is rows ``row_blocks[t] * block_size`` onwards against rows
-    ``column_blocks[t] * block_size`` onwards; one with two different blocks counts twice, for
+    The pairs are given as pairs of blocks of rows. Pair t is rows ``row_blocks[t] * block_size``
+    onwards against rows ``column_blocks[t] * block_size`` onwards; one with two different blocks counts twice, for
     (i, j) and (j, i). Only the first ``num_pairs`` are summed. A sum over new draws alone is the
     same call with the pairs that hold new blocks.
 
@@ -189,7 +242,7 @@ def stein_pair_sum(
     Returns
     -------
     Array
-        The sum, a float64 scalar.
+        The sums, ``[num_blocks, num_blocks]`` float64 and symmetric.
     """
     x, s = operands.positions, operands.scores
     a, b = operands.position_scale, operands.score_scale
@@ -234,15 +287,19 @@ def stein_pair_sum(
         squared_distance = a**2 * jnp.maximum(rows(xx, i)[:, None] + rows(xx, j) - 2 * gram_x, 0)
         cross = a * b * (rows(xs, i)[:, None] + rows(xs, j) - (gram_sum - gram_x - gram_s))
         values = stein_kernel(squared_distance, b**2 * gram_s, cross)
-        # Weighted sums as matrix-vector products: a fused reduction is not vectorised on a CPU.
-        block_sum = rows(operands.weights, i) @ values @ rows(operands.weights, j)
+        # Weighted sums as matrix products: a fused reduction is not vectorised on a CPU.
+        left, right = rows(operands.weights, i), rows(operands.weights, j)
+        of_blocks = left.T @ values @ right
         # On the diagonal the distance is exactly zero, which rounded products do not give.
         rounded = (jnp.diagonal(squared_distance), b**2 * jnp.diagonal(gram_s), jnp.diagonal(cross))
         exact = (jnp.zeros(block_size), b**2 * rows(ss, i), jnp.zeros(block_size))
-        correction = rows(operands.weights, i) @ (stein_kernel(*exact) - stein_kernel(*rounded))
-        return total + jnp.where(i == j, block_sum + correction, 2 * block_sum)
+        correction = stein_kernel(*exact) - stein_kernel(*rounded)
+        on_diagonal = of_blocks + left.T @ (correction[:, None] * left)
+        return total + jnp.where(i == j, on_diagonal, of_blocks + of_blocks.T)
 
-    total: Array = jax.lax.fori_loop(0, num_pairs, add_pair, jnp.zeros((), jnp.float64))
+    num_blocks = operands.weights.shape[1]
+    zeros = jnp.zeros((num_blocks, num_blocks), jnp.float64)
+    total: Array = jax.lax.fori_loop(0, num_pairs, add_pair, zeros)
     return total
 
 
@@ -307,7 +364,4 @@ class KernelSteinDiscrepancy:
         require_thinning(self.thin)
 
     def __call__(self, draws: ScoredDraws) -> Scored:
-        x, s = draws.positions, draws.scores
-        return Scored(
-            ksd(x, s, c=self.c, beta=self.beta), ksd_std_error(x, s, c=self.c, beta=self.beta)
-        )
+        return ksd_with_error(draws.positions, draws.scores, c=self.c, beta=self.beta)

@@ -21,8 +21,7 @@ from mamba_cli.rewards.draws import (
     require_whitening,
     whitened,
 )
-from mamba_cli.rewards.jackknife import ksd_std_error
-from mamba_cli.rewards.ksd import ksd
+from mamba_cli.rewards.ksd import ksd, ksd_with_error
 from mamba_cli.types import Scored, ScoredDraws
 
 STATISTICS = ("v", "u")
@@ -99,8 +98,7 @@ class WhitenedKernelSteinDiscrepancy:
 
     def __call__(self, draws: ScoredDraws) -> Scored:
         x, s = whitened(draws)
-        root = ksd(x, s, c=self.c, beta=self.beta)
-        error = ksd_std_error(x, s, c=self.c, beta=self.beta)
+        root, error = ksd_with_error(x, s, c=self.c, beta=self.beta)
         if self.statistic == "v":
             return Scored(root, error)
         # U differs from the square of V by a constant, to first order: the delta method.

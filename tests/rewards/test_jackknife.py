@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mamba_cli.rewards import ksd
-from mamba_cli.rewards.jackknife import ksd_std_error
+from mamba_cli.rewards.ksd import ksd_with_error
 
 
 def ar1(num_chains: int, num_draws: int, rho: float, scale: float, seed: int) -> np.ndarray:
@@ -32,7 +32,9 @@ def test_it_is_the_discrepancy_without_one_block_after_another(c: float, beta: f
         kept = np.delete(draws, np.arange(first, last), axis=0)
         without.append(ksd(kept, -kept, c=c, beta=beta))
     expected = math.sqrt(7 / 8 * np.sum((np.array(without) - np.mean(without)) ** 2))
-    assert ksd_std_error(draws, -draws, c=c, beta=beta) == pytest.approx(expected, rel=1e-9)
+    assert ksd_with_error(draws, -draws, c=c, beta=beta).std_error == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.7])
@@ -42,12 +44,12 @@ def test_it_is_the_spread_of_the_discrepancy_over_chains(rho: float) -> None:
     # across their ends out. Draws taken for independent would give 0.4 of it at rho = 0.7.
     chains = ar1(200, 160, rho, 1.5, seed=1)
     values = np.array([ksd(draws, -draws) for draws in chains])
-    errors = np.array([ksd_std_error(draws, -draws) for draws in chains])
+    errors = np.array([ksd_with_error(draws, -draws).std_error for draws in chains])
     assert math.sqrt(np.mean(errors**2)) == pytest.approx(np.std(values, ddof=1), rel=0.2)
 
 
 def test_too_few_draws_or_numbers_that_are_none_have_no_error() -> None:
     draws = np.random.default_rng(0).standard_normal((16, 3))
-    assert math.isnan(ksd_std_error(draws[:15], -draws[:15]))
-    assert math.isfinite(ksd_std_error(draws, -draws))
-    assert math.isnan(ksd_std_error(draws, np.where(draws > 0, np.nan, draws)))
+    assert math.isnan(ksd_with_error(draws[:15], -draws[:15]).std_error)
+    assert math.isfinite(ksd_with_error(draws, -draws).std_error)
+    assert math.isnan(ksd_with_error(draws, np.where(draws > 0, np.nan, draws)).std_error)

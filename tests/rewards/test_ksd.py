@@ -197,8 +197,8 @@ def test_new_pairs_alone_complete_the_sum():
 
     def pair_sum(chosen):
         return float(
-            ksd_module.stein_pair_sum(
-                ksd_module.pad_draws(positions, scores, num_blocks * 256),
+            ksd_module.stein_pair_sums(
+                ksd_module.pad_draws(positions, scores, np.ones((num_blocks * 256, 1))),
                 jnp.asarray(np.append(rows[chosen], rows[~chosen]), jnp.int32),
                 jnp.asarray(np.append(columns[chosen], columns[~chosen]), jnp.int32),
                 jnp.asarray(chosen.sum(), jnp.int32),
@@ -206,7 +206,7 @@ def test_new_pairs_alone_complete_the_sum():
                 jnp.asarray(dim, jnp.float64),
                 beta=-0.5,
                 block_size=256,
-            )
+            )[0, 0]
         )
 
     with jax.enable_x64(True):

@@ -10,7 +10,7 @@ from whitened_draws import gaussian_draws, narrow_posterior, scored
 
 from mamba_cli.errors import ConfigError
 from mamba_cli.rewards import WhitenedKernelSteinDiscrepancy, ksd
-from mamba_cli.rewards.jackknife import ksd_std_error
+from mamba_cli.rewards.ksd import ksd_with_error
 from mamba_cli.rewards.whitened_ksd import unbiased_squared_ksd
 from mamba_cli.types import AsksForWhitening, Reward
 
@@ -50,7 +50,7 @@ def test_reward_is_that_of_whitened_draws(statistic: str) -> None:
     value, error = reward(scored(*posterior(w), whitening))
     assert value == pytest.approx(expected, rel=2e-3)
     scale = 1 if statistic == "v" else 2 * ksd(w, -w)
-    assert error == pytest.approx(scale * ksd_std_error(w, -w), rel=1e-2)
+    assert error == pytest.approx(scale * ksd_with_error(w, -w).std_error, rel=1e-2)
 
 
 def test_the_order_that_raw_coordinates_get_wrong() -> None:
