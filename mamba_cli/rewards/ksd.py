@@ -223,9 +223,9 @@ def stein_pair_sums(
     """Sum the Stein kernel over pairs of draws, by the columns of their weights.
 
     The pairs are given as pairs of blocks of rows. Pair t is rows ``row_blocks[t] * block_size``
-    onwards against rows ``column_blocks[t] * block_size`` onwards; one with two different blocks counts twice, for
-    (i, j) and (j, i). Only the first ``num_pairs`` are summed. A sum over new draws alone is the
-    same call with the pairs that hold new blocks.
+    onwards against rows ``column_blocks[t] * block_size`` onwards; one with two different blocks
+    counts twice, for (i, j) and (j, i). Only the first ``num_pairs`` are summed. A sum over new
+    draws alone is the same call with the pairs that hold new blocks.
 
     Parameters
     ----------
