@@ -17,7 +17,7 @@ between dispatches, which is why the ledger has the length of every dispatch and
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -133,6 +133,10 @@ class Pace(Protocol):
         """How many more arms go on after a rung, where seconds are left for ``affordable``."""
         ...
 
+    def going_on(self, number: int, arms: Sequence[int], promoted: list[int]) -> list[int]:
+        """Which of ``arms`` go on after rung ``number``, as places in it; ``promoted`` should."""
+        ...
+
 
 class _Noting:
     """What every pace does with its ledger."""
@@ -157,6 +161,9 @@ class _Noting:
     def num_extra(self, place: str, affordable: int) -> int:
         self.ledger.num_extra[place] = affordable
         return affordable
+
+    def going_on(self, number: int, arms: Sequence[int], promoted: list[int]) -> list[int]:
+        return promoted
 
     @contextmanager
     def _noting(self, place: str) -> Iterator[list[int]]:
@@ -300,6 +307,14 @@ class Replayed(_Noting):
     def num_extra(self, place: str, affordable: int) -> int:
         # What was left by the clock is not left again.
         return super().num_extra(place, self.earlier.num_extra.get(place, affordable))
+
+    def going_on(self, number: int, arms: Sequence[int], promoted: list[int]) -> list[int]:
+        """Those that went on there, by which chains have steps on record; else as promoted."""
+        went = self.earlier.dispatches.keys() | self.earlier.failures.keys()
+        there = [i for i, arm in enumerate(arms) if f"rung {number + 1}, arm {arm}" in went]
+        if not there:
+            return promoted
+        return [i for i in promoted if i in there] + [i for i in there if i not in promoted]
 
 
 def shape_of(num_rows: int, arm: Hyperparameters) -> str:

@@ -132,8 +132,9 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
         A run's folder, with its ``provenance.json`` and ``steps.json``.
     overrides
         What was typed, as ``key=value``: with ``replay=`` only folders may be named, and keys of
-        the reward, by which the draws of the tuning are then scored. It ends there, since what
-        another winner would have done afterwards is on no record.
+        the reward, by which the draws of the tuning are then scored: the arms that went on from
+        rung to rung go on again, whatever they are worth now. It ends there, without a check run,
+        since what another winner would have done afterwards is on no record.
     given
         The configuration composed of them.
 
@@ -180,6 +181,8 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
         OmegaConf.update(config, key, OmegaConf.select(given, key))
     if scoring:
         config.stages = ["tune"]
+        if "check_s" in config.tuner and config.tuner.guards:
+            config.tuner.check_s = 0
     if Path(config.run_dir).resolve() == folder.resolve():
         raise ConfigError(f"run_dir={config.run_dir} is the run that is repeated: give another.")
     return config
@@ -188,7 +191,7 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
 def is_scored_otherwise(there: Path, here: Path) -> bool:
     """Whether the run in ``here`` scores the chains of that in ``there`` by another reward."""
     differ = artifacts.config_differences(_config_of(there), _config_of(here))
-    return any(key.startswith(SCORING) for key, _, _ in differ)
+    return any(key.startswith((SCORING, "tuner.check_s")) for key, _, _ in differ)
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def winner_lines(
         metric = tuner.metric if isinstance(tuner, GridSettings) else "metric"
         name = reward.name if reward else metric
         error = best.get("reward_std_error")
-        noise = "" if error is None else f" +- {error:.2g}"
+        noise = "" if error is None else f" +- {float(f'{error:.2g}'):.6g}"
         lines.append((f"reward ({name})", f"{best['reward']:.4g}{noise}"))
     lines += certainty_lines(best)
     steps = () if isinstance(tuner, FixedSettings) else tuner.grid.step_sizes or ()

@@ -386,15 +386,15 @@ def test_a_run_out_of_memory_is_no_result(tmp_path: Path) -> None:
     scale = toy_scale(tmp_path)
     cell, other = few("", scale)
     finished(cell, scale, status="out_of_memory", reason="12 GiB asked for")
-    assert cell.state(scale) == (State.CHANGED, "out of memory: 12 GiB asked for")
+    assert cell.state(scale) == (State.OUT_OF_MEMORY, "12 GiB asked for")
     values, note = tables.values_of(cell, "ksd", scale)
-    assert (values, note) == ([], "made otherwise: out of memory: 12 GiB asked for")
+    assert (values, note) == ([], "out of memory: 12 GiB asked for")
     assert not tables.chains_failed(Summary((), 1, note))
     # The same of a tuning that found nothing for want of memory, or of time; not of one that
     # diverged.
     folder = finished(other, scale, winner=False)
     for status, state, is_chain in (
-        ("out_of_memory", State.CHANGED, False),
+        ("out_of_memory", State.OUT_OF_MEMORY, False),
         ("no_draws", State.DONE, False),
         ("diverged", State.DONE, True),
     ):
@@ -443,12 +443,29 @@ def test_one_damaged_file_does_not_stop_the_others(tmp_path: Path) -> None:
     cell, other = few("", scale)
     folder = finished(cell, scale)
     finished(other, scale)
-    (folder / "metrics.csv").write_text("ksd,status\n1.0\n")
-    tables._states.clear()
-    assert tables.values_of(cell, "ksd", scale)[1].startswith("made otherwise: cannot read")
+    whole = (folder / "metrics.csv").read_text()
+    for text, state in (
+        ("ksd,status\n1.0\n", State.DAMAGED),  # a row that is cut
+        ("a,b\n1,2\n", State.DAMAGED),
+        (whole.splitlines()[0] + "\n", State.UNFINISHED),  # its row has gone
+    ):
+        (folder / "metrics.csv").write_text(text)
+        tables._states.clear()
+        assert cell.state(scale)[0] is state, text
+        values, note = tables.values_of(cell, "ksd", scale)
+        assert (values, note.partition(":")[0]) == (
+            [],
+            "damaged" if state is State.DAMAGED else tables.NOT_RUN,
+        )
+    (folder / "metrics.csv").write_text(whole)
+    (folder / "best.json").unlink()  # a winner that is lost is not a tuning without one
+    write_table(
+        folder / "tuning.csv", ArmRecord._fields, [arm(status="ok", promoted=True)._asdict()]
+    )
+    assert cell.state(scale) == (State.UNFINISHED, "best.json has gone")
     (folder / "provenance.json").write_text("{")
     (plan,) = schedule.planned([cell, other], scale)  # to be made again
-    assert (plan.cell, plan.state) == (cell, State.CHANGED)
+    assert (plan.cell, plan.state) == (cell, State.DAMAGED)
     lines = [(cell, ""), (other, "")]
     assert [row["status"] for row in figures.curve_rows(lines, scale)] == ["missing"] * 2
 
@@ -462,7 +479,8 @@ def test_the_networks_repeats_stay_as_many_as_were_asked_for(
     cell.folder(scale).mkdir(parents=True)
     assert paper.repeats_of("bnn", scale) == 3
     for words, said in (
-        (["--bnn-repeats=0"], "0 is less than 1"),
+        (["--bnn-repeats=0"], "0 is no whole number above 0"),
+        (["--bnn-repeats=x"], "x is no whole number above 0"),
         (["--quick", "--bnn-repeats=2"], "one run of everything"),
     ):
         with pytest.raises(SystemExit) as left:
@@ -530,7 +548,7 @@ def test_a_run_that_was_asked_to_tune_alone_does_not_finish_its_cell(
     cell = few("", scale)[0]
     there = cell.config(scale)
     there.stages = stages
-    cell.folder(scale).mkdir(parents=True)
+    finished(cell, scale)
     provenance = {
         "config": OmegaConf.to_container(there, resolve=True),
         "end": "2026-01-01T00:00:00Z",

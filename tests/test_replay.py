@@ -99,7 +99,8 @@ def test_a_tuning_with_guards_and_ties_is_repeated_with_its_decisions(
 def test_the_chains_of_a_tuning_are_scored_otherwise(
     composed: Composed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(composed(*TWO, "tuner.longest_arm_s=0.1", "tuner.reduction_factor=1000"))
+    grid = "tuner.grid.step_size=[1e9,1e-3,1e-4,1e-5]"
+    run(composed(*TWO, "tuner.longest_arm_s=0.2", "tuner.reduction_factor=2", grid))
     there = folder_of(tmp_path)
 
     def scored(name: str, *keys: str) -> list[dict[str, str]]:
@@ -108,13 +109,21 @@ def test_the_chains_of_a_tuning_are_scored_otherwise(
         return without_seconds(folder / "tuning.csv")
 
     original = without_seconds(there / "tuning.csv")
+    assert len({row["rung"] for row in original}) > 1
     assert scored("same", "tuner.reward.thin=1") == original
     assert "identical, seconds apart" in capsys.readouterr().out
     thinned = scored("thinned", "tuner.reward.thin=3")
     own = scored("own", "tuner.reward.gradients=stochastic")
     assert f"the chains of {there}, scored otherwise" in capsys.readouterr().out
     for key, share, rows in (("thin", 3, thinned), ("gradients", 1, own)):
-        usable = [(a, b) for a, b in zip(original, rows, strict=True) if b["status"] == "ok"]
+        # The arms of a rung are those that went on there; the new scores have them in their order.
+        assert [(r["rung"], r["arm"]) for r in rows if r["rung"] == "0"] == [
+            (r["rung"], r["arm"]) for r in original if r["rung"] == "0"
+        ]
+        found = {(row["rung"], row["arm"]): row for row in rows}
+        assert found.keys() == {(row["rung"], row["arm"]) for row in original}
+        pairs = [(row, found[row["rung"], row["arm"]]) for row in original]
+        usable = [(first, other) for first, other in pairs if other["status"] == "ok"]
         assert len(usable) > 1, key
         for first, other in usable:
             assert int(other["num_scored"]) == int(first["num_scored"]) // share

@@ -60,11 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
         own.add_argument("--quick", action="store_true", help="toy sizes, into results/quick")
         own.add_argument("--root", type=Path, help="in place of results or results/quick")
-        own.add_argument(
-            "--bnn-repeats",
-            type=_above_zero,
-            help="runs of each cell of the network, of 300 s; as many as there are, 1 at first",
-        )
+        if kind == "tables":
+            own.add_argument(
+                "--bnn-repeats",
+                type=_repeats,
+                help="runs of each cell of the network, of 300 s; as many as there are, 1 at first",
+            )
         own.add_argument("--dry-run", action="store_true", help="how long it takes, and no more")
         own.add_argument("--no-run", action="store_true", help="show the runs that there are")
     asked = parser.parse_args(arguments)
@@ -72,13 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in asked.names if name not in known]
     if unknown:
         parser.error(f"{unknown[0]} is none of the {asked.kind}: {', '.join(known)}")
-    if asked.quick and asked.bnn_repeats:
+    repeats = getattr(asked, "bnn_repeats", None)
+    if asked.quick and repeats:
         parser.error("--bnn-repeats is of the paper's sizes: --quick has one run of everything")
     if asked.quick:
         scale = toy_scale(asked.root or Path("results/quick"))
     else:
         scale = paper_scale(asked.root or Path("results"))
-        scale = paper_scale(scale.root, {"bnn": asked.bnn_repeats or repeats_of("bnn", scale)})
+        scale = paper_scale(scale.root, {"bnn": repeats or repeats_of("bnn", scale)})
     if scale.note:
         say(f"*** {scale.note} ***")
     elif not (asked.dry_run or asked.no_run):
@@ -110,18 +112,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("interrupted: what is finished is kept, and the same command goes on from there")
         return INTERRUPTED
     if failures:
-        say(f"{len(failures)} runs could not be finished:")
+        runs = "1 run" if len(failures) == 1 else f"{len(failures)} runs"
+        say(f"{runs} could not be finished:")
         for failure in failures:
             say(f"  {failure.cell.name}: {failure.reason}\n    {failure.cell.command(scale)}")
         return failures[0].exit_code
     return 0
 
 
-def _above_zero(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+def _repeats(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
+    return int(text)
 
 
 def repeats_of(model: str, scale: Scale) -> int:

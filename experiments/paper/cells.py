@@ -187,6 +187,12 @@ class State(Enum):
     MISSING = "missing"
     UNFINISHED = "unfinished"
     CHANGED = "changed"
+    DAMAGED = "damaged"
+    OUT_OF_MEMORY = "out of memory"
+
+
+TO_BE_REMOVED = (State.CHANGED, State.DAMAGED, State.OUT_OF_MEMORY)
+"""A run of these is made anew and not gone on with."""
 
 
 @dataclass(frozen=True)
@@ -270,9 +276,11 @@ class Cell:
         """
         folder = self.folder(scale)
         try:
-            stored, memory = read_json(folder / "provenance.json"), out_of_memory(folder)
+            stored = read_json(folder / "provenance.json")
+            best, rows = read_json(folder / "best.json"), metrics_of(folder)
+            arms = [] if best is not None else read_tuning(folder / "tuning.csv")
         except DataError as error:
-            return State.CHANGED, first_line(error)
+            return State.DAMAGED, first_line(error).partition(";")[0]
         if stored is None:
             return State.MISSING, ""
         there = stored.get("config") or {}
@@ -292,20 +300,23 @@ class Cell:
         missing = set(asked["stages"]) - set(there.get("stages") or ())
         if missing or not stored.get("end"):
             return State.UNFINISHED, ""
-        return (State.CHANGED, memory) if memory else (State.DONE, "")
+        short = [str(row["reason"]) for row in rows if row["status"] == "out_of_memory"]
+        if best is None:
+            if not arms or any(arm.promoted and arm.rung == arms[-1].rung for arm in arms):
+                return State.UNFINISHED, "best.json has gone"
+            short = [arm.reason for arm in arms if arm.status == "out_of_memory"]
+        elif "evaluate" in asked["stages"] and len(rows) < asked["evaluation"]["num_repeats"]:
+            return State.UNFINISHED, "rows of metrics.csv have gone"
+        # It says more of the machine than of the chains.
+        return (State.OUT_OF_MEMORY, short[0]) if short else (State.DONE, "")
 
 
-def out_of_memory(folder: Path) -> str:
-    """Why a finished run says more of its machine than of its chains; empty where it does not.
-
-    Its evaluation ran out of memory, or so many arms did that none was left to win.
-    """
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's ``metrics.csv``, each with its status. Raises ``DataError``."""
     rows = read_metrics(folder / "metrics.csv")
-    short = [str(row["reason"]) for row in rows if row.get("status") == "out_of_memory"]
-    if not rows and not (folder / "best.json").exists():
-        arms = read_tuning(folder / "tuning.csv")
-        short = [arm.reason for arm in arms if arm.status == "out_of_memory"]
-    return f"out of memory: {short[0]}" if short else ""
+    if any("status" not in row for row in rows):
+        raise DataError(f"cannot read {folder / 'metrics.csv'}: it has no column status")
+    return rows
 
 
 def _steps(folder: Path) -> object:

@@ -354,7 +354,8 @@ def _ends_text(ends: Mapping[str, Point | None], factor: float) -> str:
             continue
         count = count_text(point.num_usable, point.num_runs)
         mean, sd = factor * point.mean, factor * point.sd
-        texts.append(f"{TUNER_NAMES[tuner]} {mean:.3g} ± {sd:.2g}{count}")
+        unit = " %" if factor == 100.0 else ""
+        texts.append(f"{TUNER_NAMES[tuner]} {mean:.3g} ± {sd:.2g}{unit}{count}")
     return ", ".join(texts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from experiments.paper.cells import AS_PUBLISHED, STUDIES, TABLES, Scale, shown
+from experiments.paper.cells import AS_PUBLISHED, STUDIES, TABLES, Scale, metrics_of, shown
 from experiments.paper.claims import Ours, Theirs, claims
 from experiments.paper.published import log10_h, published
 from experiments.paper.tables import (
@@ -20,7 +20,7 @@ from experiments.paper.tables import (
     summaries,
     values_of,
 )
-from mamba_cli.artifacts import atomic_write, read_metrics, write_table
+from mamba_cli.artifacts import atomic_write, write_table
 
 COLUMNS = (
     "table",
@@ -94,7 +94,7 @@ def _seconds(label: str, sampler: str, tuner: str, scale: Scale) -> float | None
         if (cell.sampler, cell.tuner) != (sampler, tuner):
             continue
         numbers, _ = values_of(cell, "num_samples", scale)
-        for row in read_metrics(cell.folder(scale) / "metrics.csv") if numbers else []:
+        for row in metrics_of(cell.folder(scale)) if numbers else []:
             if row["status"] == "ok":
                 found.append(float(row["elapsed_s"]) - float(row.get("burn_in_s") or 0.0))
     return statistics.fmean(found) if found else None
@@ -113,7 +113,9 @@ NOTES = (
     "A KSD is that of a number of draws, which a chain's own noise enters by its size: at most "
     "1,000 thinned draws of a chain in the tables of logistic regression and 300 in those of PMF "
     "(evaluation.max_draws), 500 and 50 in the figures over time. The paper thins by 10 and does "
-    "not say how many are left. Compare tuners within a column rather than ours with theirs.",
+    "not say how many are left. Compare tuners within a column rather than ours with theirs. The "
+    "figures over time have shorter chains, from the MAP on and with nothing left out as burn-in, "
+    "so that they can rank tuners otherwise than the tables do, as for SGNHT in PMF.",
     "Of hyperparameters, what every run chose is listed; the ratio is that of the median.",
     "Numbers of samples are compared per second: machines differ, and so do the chosen batch sizes "
     "and L. Ours are counted after the burn-in, over the seconds after it; the paper's over all of "

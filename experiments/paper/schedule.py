@@ -27,6 +27,7 @@ from experiments.paper.cells import (
     CURVES,
     KSD_TESTS,
     THINNING,
+    TO_BE_REMOVED,
     Cell,
     Scale,
     State,
@@ -258,7 +259,7 @@ def _guarded(plan: Plan, scale: Scale) -> Failure | None:
     folder = plan.cell.folder(scale)
     failure = None
     try:
-        if plan.state is State.CHANGED:
+        if plan.state in TO_BE_REMOVED:
             _remove(folder)
         run_one(plan)
     except Exception as error:
@@ -280,8 +281,8 @@ def _failure_of(plan: Plan, scale: Scale, error: Exception) -> Failure | None:
         state, why = plan.cell.state(scale, plan.cfg)
         if state is State.DONE:
             return None
-        if why:
-            return Failure(plan.cell, why, error.exit_code)
+        if state is State.OUT_OF_MEMORY:
+            return Failure(plan.cell, f"out of memory: {why}", error.exit_code)
     if isinstance(error, MambaError):
         return Failure(plan.cell, first_line(error), error.exit_code)
     return Failure(plan.cell, f"{type(error).__name__}: {first_line(error)}", 1)

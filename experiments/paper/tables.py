@@ -21,11 +21,12 @@ from experiments.paper.cells import (
     Cell,
     Scale,
     State,
+    metrics_of,
     shown,
     study_of,
 )
 from experiments.paper.schedule import reason_of
-from mamba_cli.artifacts import atomic_write, read_json, read_metrics, read_tuning, write_table
+from mamba_cli.artifacts import atomic_write, read_json, read_tuning, write_table
 from mamba_cli.errors import DataError, first_line
 
 SIGNIFICANCE = 0.05
@@ -188,9 +189,9 @@ def why_not_shown(cell: Cell, scale: Scale) -> str:
     if state is State.DONE:
         return ""
     reason = reason_of(cell.folder(scale))
-    if reason or state is not State.CHANGED:
+    if reason or state in (State.MISSING, State.UNFINISHED):
         return reason or NOT_RUN
-    return f"made otherwise: {why}"
+    return f"{'made otherwise' if state is State.CHANGED else state.value}: {why}"
 
 
 def values_of(cell: Cell, metric: str, scale: Scale) -> tuple[list[float], str]:
@@ -199,7 +200,7 @@ def values_of(cell: Cell, metric: str, scale: Scale) -> tuple[list[float], str]:
         why = why_not_shown(cell, scale)
         return ([], why) if why else _values_in(cell.folder(scale), metric)
     except DataError as error:
-        return [], f"damaged: {first_line(error)}"
+        return [], f"damaged: {first_line(error).partition(';')[0]}"
 
 
 def _values_in(folder: Path, metric: str) -> tuple[list[float], str]:
@@ -212,8 +213,8 @@ def _values_in(folder: Path, metric: str) -> tuple[list[float], str]:
     if metric in HYPERPARAMETERS:
         value = float(best[METRICS[metric].column])
         return [math.log10(value) if metric == "log10_step_size" else value], ""
-    rows = read_metrics(folder / "metrics.csv")
-    usable = [row for row in rows if row.get("status") == "ok"]
+    rows = metrics_of(folder)
+    usable = [row for row in rows if row["status"] == "ok"]
     column, factor = METRICS[metric].column, METRICS[metric].factor
     found = [factor * float(row[column]) for row in usable if row.get(column) is not None]
     if found or not rows:
@@ -382,7 +383,8 @@ def cell_text(summary: Summary, metric: str) -> str:
     else:
         text = number_text(summary.mean, shown_as)
         if summary.sd is not None:
-            text += f" ± {number_text(summary.sd, shown_as)}"
+            is_large = abs(summary.mean or 0.0) >= LARGE
+            text += f" ± {f'{summary.sd:.2g}' if is_large else number_text(summary.sd, shown_as)}"
     return text + count_text(len(summary.values), summary.repeats)
 
 
@@ -431,7 +433,9 @@ def markdown(
             f"{100 * SIGNIFICANCE:g} % or because all chains of the other failed."
         )
     if label in _hyperparameter_tables():
-        notes = [f"What each of {repeats} runs chose, where they differ. h is the paper's."]
+        chose = "What the run chose." if repeats == 1 else f"What each of {repeats} runs chose"
+        chose += "" if repeats == 1 else ", once where all chose the same."
+        notes = [f"{chose} h is the paper's."]
     lines += ["", " ".join(notes)]
     why = lacking(found)
     lines += ["", *(f"* {reason}" for reason in why)] if why else []
