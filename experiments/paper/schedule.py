@@ -74,8 +74,8 @@ TOY_BANDIT_S = {"logreg": 1.0, "pmf": 3.0, "bnn": 3.0}
 GRADIENT_S = {"logreg": 1.5e-3, "pmf": 3e-3, "bnn": 0.14}
 """Seconds to score a draw of a figure of the KSD by its gradient over all rows."""
 
-TEST_DRAWS = {"logreg": 4000, "pmf": 1500, "bnn": 400}
-PAIR_S = {"logreg": 5e-8, "pmf": 2e-5, "bnn": 5e-5}
+TEST_DRAWS = {"logreg": 5000, "pmf": 2000, "bnn": 400}
+PAIR_S = {"logreg": 3e-8, "pmf": 2.5e-6, "bnn": 7e-6}
 """Draws of an arm there, and seconds for a pair of them."""
 
 CURVE_S = {"logreg": 4e-4, "pmf": 1e-3, "bnn": 0.02}
