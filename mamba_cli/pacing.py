@@ -133,7 +133,9 @@ class Pace(Protocol):
         """How many more arms go on after a rung, where seconds are left for ``affordable``."""
         ...
 
-    def going_on(self, number: int, arms: Sequence[int], promoted: list[int]) -> list[int]:
+    def going_on(
+        self, number: int, is_last: bool, arms: Sequence[int], promoted: list[int]
+    ) -> list[int]:
         """Which of ``arms`` go on after rung ``number``, as places in it; ``promoted`` should."""
         ...
 
@@ -162,7 +164,9 @@ class _Noting:
         self.ledger.num_extra[place] = affordable
         return affordable
 
-    def going_on(self, number: int, arms: Sequence[int], promoted: list[int]) -> list[int]:
+    def going_on(
+        self, number: int, is_last: bool, arms: Sequence[int], promoted: list[int]
+    ) -> list[int]:
         return promoted
 
     @contextmanager
@@ -272,13 +276,16 @@ class Calibrated(_Noting):
 
 
 class Replayed(_Noting):
-    """Steps are those of an earlier run."""
+    """Steps are those of an earlier run.
+
+    One that ``follows`` it has its arms go on from rung to rung too, whatever they are worth now.
+    """
 
     name = "replay"
 
-    def __init__(self, earlier: StepLedger) -> None:
+    def __init__(self, earlier: StepLedger, *, follows: bool = False) -> None:
         super().__init__(StepLedger(costs_s=dict(earlier.costs_s)))
-        self.earlier = earlier
+        self.earlier, self.follows = earlier, follows
 
     def run(
         self,
@@ -308,12 +315,14 @@ class Replayed(_Noting):
         # What was left by the clock is not left again.
         return super().num_extra(place, self.earlier.num_extra.get(place, affordable))
 
-    def going_on(self, number: int, arms: Sequence[int], promoted: list[int]) -> list[int]:
-        """Those that went on there, by which chains have steps on record; else as promoted."""
+    def going_on(
+        self, number: int, is_last: bool, arms: Sequence[int], promoted: list[int]
+    ) -> list[int]:
+        if is_last or not self.follows:
+            return promoted
+        # Those whose chains have steps on record, the ones that would go on by themselves first.
         went = self.earlier.dispatches.keys() | self.earlier.failures.keys()
         there = [i for i, arm in enumerate(arms) if f"rung {number + 1}, arm {arm}" in went]
-        if not there:
-            return promoted
         return [i for i in promoted if i in there] + [i for i in there if i not in promoted]
 
 

@@ -69,10 +69,13 @@ def read_steps(folder: Path) -> StepLedger | None:
         raise DataError(f"cannot read {path}: {error}; delete the run's folder") from error
 
 
-def pace_of(clock: str, folder: Path, replayed: Path | None) -> Pace:
+def pace_of(
+    clock: str, folder: Path, replayed: Path | None, config: Mapping[str, Any] | None = None
+) -> Pace:
     """What paces a run in ``folder``: its clock, or the ledger of the run it repeats.
 
-    A run that goes on in another process keeps what its ledger has.
+    A run that goes on in another process keeps what its ledger has. One whose ``config`` scores
+    the draws otherwise than the run that it repeats follows its arms from rung to rung.
 
     Raises
     ------
@@ -88,7 +91,9 @@ def pace_of(clock: str, folder: Path, replayed: Path | None) -> Pace:
             f"{replayed} cannot be repeated: it has no steps.json, where a run of this version "
             f"keeps the steps of its chains"
         )
-    pace = Replayed(earlier)
+    pace = Replayed(
+        earlier, follows=config is not None and scores_otherwise(_config_of(replayed), config)
+    )
     if own is not None:
         pace.ledger = own
     return pace
@@ -190,7 +195,12 @@ def configuration_of(folder: str | Path, overrides: Sequence[str], given: DictCo
 
 def is_scored_otherwise(there: Path, here: Path) -> bool:
     """Whether the run in ``here`` scores the chains of that in ``there`` by another reward."""
-    differ = artifacts.config_differences(_config_of(there), _config_of(here))
+    return scores_otherwise(_config_of(there), _config_of(here))
+
+
+def scores_otherwise(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether two configurations score the draws of a tuning in two ways."""
+    differ = artifacts.config_differences(there, here)
     return any(key.startswith((SCORING, "tuner.check_s")) for key, _, _ in differ)
 
 

@@ -250,7 +250,7 @@ class Run:
             self.stages.discard("ground_truth")
         self.moments = Moments.load(self.moments_path)
         self.stage_number = 0
-        self.pace = replay.pace_of(settings.clock, folder.path, settings.replay)
+        self.pace = replay.pace_of(settings.clock, folder.path, settings.replay, config)
         self.store = replay.SteppedStore(folder, self.pace)
         self.key_tune, self.key_evaluate = jax.random.split(jax.random.key(settings.seed))
 

@@ -199,3 +199,18 @@ def test_what_was_left_for_ties_is_not_measured_again() -> None:
 def test_what_is_no_ledger_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"version|not a ledger"):
         StepLedger.from_dict(values)
+
+
+def test_a_replay_that_scores_otherwise_follows_the_arms_that_went_on() -> None:
+    ledger = StepLedger(
+        dispatches={"rung 0, arm 0": [1], "rung 0, arm 3": [1], "rung 1, arm 3": [2]}
+    )
+    follows, plain = Replayed(ledger, follows=True), Replayed(ledger)
+    assert follows.going_on(0, False, [0, 3], [0]) == [1]
+    assert follows.going_on(0, False, [0, 3], [1, 0]) == [1]
+    assert follows.going_on(1, True, [3], [0]) == [0]  # the winner is by the new scores
+    # A replay decides for itself, and what it decides is compared.
+    assert plain.going_on(0, False, [0, 3], [0]) == [0]
+    # A tuning that ended there ends there.
+    ended = Replayed(StepLedger(dispatches={"rung 0, arm 0": [1]}), follows=True)
+    assert ended.going_on(0, False, [0], [0]) == []

@@ -109,6 +109,9 @@ def test_what_was_chosen_where_a_tuner_is_best() -> None:
     assert verdict(judge, everywhere(ten, one, ten)) == OPEN  # it is nowhere the best
     numbers = everywhere(ten, one, ten) | {("sgld", "grid"): ten, ("sgld", "mamba_ksd"): one}
     assert verdict(judge, numbers) == HOLDS  # SGLD alone counts
+    # One that is still to be run may be the best.
+    assert verdict(judge, everywhere(one, ten, NOT_RUN)) == OPEN
+    assert verdict(judge, everywhere(one, ten, DIVERGED)) == HOLDS
 
 
 def test_close_to_the_best_is_so_for_every_sampler() -> None:
@@ -168,6 +171,9 @@ def test_stability_of_sgnht_by_both_grids(monkeypatch: pytest.MonkeyPatch) -> No
     assert verdicts(gone, twice) == (HOLDS, FAILS)
     assert verdicts(gone, fine) == (FAILS, FAILS)
     assert verdicts(gone, Summary((), 1, "not run yet")) == (OPEN, OPEN)
+    # Two of three chains diverged, and one of three.
+    assert verdicts(gone, Summary((1.5,), 3, "diverged: at 7"))[0] == HOLDS
+    assert verdicts(gone, Summary((1.5, 1.5), 3, "diverged: at 7"))[0] == OPEN
     shown["heuristic"] = gone
     assert verdicts(gone, gone)[1] == FAILS
     chosen = {"mamba_ksd": Summary((-4.5,), 1), "grid": Summary((-4.0,), 1)}

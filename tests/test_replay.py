@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from test_run import NO_TRUTH, folder_of, kill_when
 
 from mamba_cli import artifacts, replay
@@ -129,6 +129,16 @@ def test_the_chains_of_a_tuning_are_scored_otherwise(
             assert int(other["num_scored"]) == int(first["num_scored"]) // share
             assert other["num_steps"] == first["num_steps"]
             assert other["reward"] != first["reward"]
+
+
+def test_keys_of_another_reward_are_given_with_a_plus(composed: Composed, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    config = OmegaConf.to_container(composed("tuner=mamba_fssd"), resolve=True)
+    artifacts.write_json(folder / "provenance.json", {"config": config})
+    given = [f"replay={folder}", "+tuner.reward.statistic=u"]
+    cfg = replay.configuration_of(folder, given, composed(*given))
+    assert (cfg.tuner.reward.name, cfg.tuner.reward.statistic) == ("fssd", "u")
+    assert cfg.stages == ["tune"]
 
 
 def check_equal_steps(folder: Path, costs: dict[str, float]) -> None:

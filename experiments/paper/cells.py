@@ -20,7 +20,13 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from mamba_cli.artifacts import config_differences, read_json, read_metrics, read_tuning
+from mamba_cli.artifacts import (
+    config_differences,
+    read_json,
+    read_metrics,
+    read_table,
+    read_tuning,
+)
 from mamba_cli.errors import DataError, first_line
 
 SAMPLERS = ("sgld", "sgld_cv", "sghmc", "sghmc_cv", "sgnht", "sgnht_cv")
@@ -175,7 +181,7 @@ def toy_scale(root: Path = Path("results/quick")) -> Scale:
         TOY,
         ("evaluation.num_repeats=2", "evaluation.curve_points=3", "evaluation.max_draws=4"),
         ("tuner.longest_arm_s=0.05",),
-        ("tuner.grid.batch_percent=[10,1]",),
+        ("tuner.grid.batch_percent=[100,10]",),
         "QUICK=1: toy sizes, NOT the paper's. These numbers mean nothing.",
     )
 
@@ -278,7 +284,10 @@ class Cell:
         try:
             stored = read_json(folder / "provenance.json")
             best, rows = read_json(folder / "best.json"), metrics_of(folder)
-            arms = [] if best is not None else read_tuning(folder / "tuning.csv")
+            is_test = self.experiment in KSD_TESTS
+            arms = read_tuning(folder / "tuning.csv") if is_test or best is None else []
+            curve = read_table(folder / "curve.csv")[1] if self.experiment in CURVES else []
+            steps = _steps(folder) if is_test else None
         except DataError as error:
             return State.DAMAGED, first_line(error).partition(";")[0]
         if stored is None:
@@ -288,18 +297,25 @@ class Cell:
             self.config(scale) if cfg is None else cfg, resolve=True
         )
         changes = config_differences(there, asked)
+        if self.rescores is not None:
+            # What tells whose chains it scores are their steps: the folder may have moved.
+            changes = [change for change in changes if change[0] != "replay"]
         if changes:
             key, old, new = changes[0]
             more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
             return State.CHANGED, f"{key}: there {old!r}, asked for {new!r}{more}"
-        if self.rescores is not None:
-            first, here = (_steps(cell.folder(scale)) for cell in (self.rescores, self))
-            if first != here:
-                return State.CHANGED, "the chains that it scores were made again"
         # A run that was asked to tune alone came to its end, and its cell did not.
         missing = set(asked["stages"]) - set(there.get("stages") or ())
         if missing or not stored.get("end"):
             return State.UNFINISHED, ""
+        if is_test and (steps is None or not arms):
+            return State.DAMAGED, f"{'tuning.csv' if steps else 'steps.json'} has gone"
+        if self.experiment in CURVES and not curve:
+            return State.DAMAGED, "curve.csv has gone"
+        if self.rescores is not None:
+            chains, _ = self.rescores.state(scale)
+            if chains is not State.DONE or steps != _steps(self.rescores.folder(scale)):
+                return State.CHANGED, "the chains that it scores are others by now"
         short = [str(row["reason"]) for row in rows if row["status"] == "out_of_memory"]
         if best is None:
             if not arms or any(arm.promoted and arm.rung == arms[-1].rung for arm in arms):

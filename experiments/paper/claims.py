@@ -212,15 +212,19 @@ def chooses_where_best(
     """
 
     def judge(evidence: Evidence) -> Verdict:
-        votes, told = [], []
+        votes: list[bool | None] = []
+        told = []
         for sampler in SAMPLERS:
             found = {
                 t: evidence.number(best_by[0], sampler, t, best_by[1])
                 for t in STUDIES[TABLES[label]].tuners
             }
             means = {t: n.mean for t, n in found.items() if n is not None and n.mean is not None}
+            failed = {t for t, n in found.items() if n is not None and chains_failed(n)}
             best = min(means, key=lambda tuner: means[tuner], default="")
-            if best in tuners:
+            if len(means) + len(failed) < len(found):
+                votes.append(None)  # one that is still to be run may be the best
+            elif best in tuners:
                 number = evidence.number(label, sampler, best, metric)
                 votes.append(_vote(number, value))
                 told.append(_told(sampler, {best: number}, metric))
@@ -247,7 +251,7 @@ def close_to_best(label: str, metric: str, tuner: str, factor: float) -> Judge:
             elif tuner in means and len(means) + len(failed) == len(found):
                 ratios[sampler] = means[tuner] / min(means.values())
         told = ", ".join(f"{SAMPLER_NAMES[s]} {r:.2f}" for s, r in ratios.items())
-        figures = f"over the lowest: {told}" if told else NO_NUMBERS
+        figures = f"over the lowest: {told}" if told else "no numbers to compare"
         if max(ratios.values(), default=0.0) > factor:
             return Verdict(FAILS, figures)
         return Verdict(HOLDS if len(ratios) == len(SAMPLERS) else OPEN, figures)
@@ -420,9 +424,10 @@ def unstable_on_the_first_grid(scale: Scale) -> Judge:
                 f"{TUNER_NAMES[tuner]}: ECE {cell_text(first, 'ece_percent')} %, second grid "
                 f"{cell_text(second, 'ece_percent')} %"
             )
-            if chains_failed(first):
+            lost_chains = failures_of(first)
+            if 2 * lost_chains > first.repeats:
                 won += 1
-            elif first.mean is not None and second.mean is not None:
+            elif not lost_chains and first.mean is not None and second.mean is not None:
                 is_worse = first.mean > 2 * second.mean
                 won, lost = won + is_worse, lost + (not is_worse)
         return _counted(won, lost, 2, 2, told)

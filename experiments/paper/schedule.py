@@ -262,6 +262,7 @@ def _guarded(plan: Plan, scale: Scale) -> Failure | None:
         if plan.state in TO_BE_REMOVED:
             _remove(folder)
         run_one(plan)
+        failure = _short_of_memory(plan, scale)  # in some of its chains
     except Exception as error:
         failure = _failure_of(plan, scale, error)
     gc.collect()
@@ -278,14 +279,20 @@ def _failure_of(plan: Plan, scale: Scale, error: Exception) -> Failure | None:
     A run that ran out of memory says more of the machine than of its chains, and is a failure.
     """
     if isinstance(error, NothingUsableError):
-        state, why = plan.cell.state(scale, plan.cfg)
-        if state is State.DONE:
+        if plan.cell.state(scale, plan.cfg)[0] is State.DONE:
             return None
-        if state is State.OUT_OF_MEMORY:
-            return Failure(plan.cell, f"out of memory: {why}", error.exit_code)
+        if short := _short_of_memory(plan, scale):
+            return short
     if isinstance(error, MambaError):
         return Failure(plan.cell, first_line(error), error.exit_code)
     return Failure(plan.cell, f"{type(error).__name__}: {first_line(error)}", 1)
+
+
+def _short_of_memory(plan: Plan, scale: Scale) -> Failure | None:
+    state, why = plan.cell.state(scale, plan.cfg)
+    if state is not State.OUT_OF_MEMORY:
+        return None
+    return Failure(plan.cell, f"out of memory: {why}", NothingUsableError.exit_code)
 
 
 def _remove(folder: Path) -> None:

@@ -162,7 +162,8 @@ class Halving:
             num_extra = self.bench.pace.num_extra(f"rung {number}", affordable)
         errors = [record.reward_std_error for record in records]
         promoted = promote_ties(values, errors, rung.num_promoted, num_extra)
-        promoted = self.bench.pace.going_on(number, [arm.index for arm in arms], promoted)
+        indices = [arm.index for arm in arms]
+        promoted = self.bench.pace.going_on(number, is_last, indices, promoted)
         if len(promoted) > rung.num_promoted:
             self.reporter.message(
                 f"{len(promoted) - rung.num_promoted} more arms go on: they cannot be told from "
