@@ -38,7 +38,7 @@ from experiments.paper.tables import (
     failures_of,
     is_lower,
     summary_of,
-    values_of,
+    summary_of_runs,
 )
 from mamba_cli.artifacts import read_table
 
@@ -134,7 +134,7 @@ def lowest(
     def judge(evidence: Evidence) -> Verdict:
         won, lost, told = 0, 0, []
         for sampler in samplers:
-            numbers = {t: evidence.number(label, sampler, t, metric) for t in (*chosen, *others)}
+            numbers = _numbers(evidence, label, sampler, metric, (*chosen, *others))
             own, rest = (
                 [n for t in names if (n := numbers[t]) is not None] for names in (chosen, others)
             )
@@ -151,6 +151,33 @@ def lowest(
 def _one_beats_all(evidence: Evidence, own: Sequence[Summary], rest: Sequence[Summary]) -> bool:
     usable = [number for number in own if number.values]
     return bool(rest) and any(all(evidence.beats(n, o, True) for o in rest) for n in usable)
+
+
+def _numbers(
+    evidence: Evidence, label: str, sampler: str, metric: str, tuners: Iterable[str] = ()
+) -> dict[str, Summary | None]:
+    """A metric of a sampler by tuner; by all of the table's where none are named."""
+    named = tuple(tuners) or STUDIES[TABLES[label]].tuners
+    return {tuner: evidence.number(label, sampler, tuner, metric) for tuner in named}
+
+
+def _means(numbers: Mapping[str, Summary | None]) -> dict[str, float]:
+    """The means of the tuners that have one."""
+    return {t: n.mean for t, n in numbers.items() if n is not None and n.mean is not None}
+
+
+def _is_known(numbers: Mapping[str, Summary | None]) -> bool:
+    """Whether every tuner has a number, or chains that failed: none may yet turn out the best."""
+    return all(n is not None and (n.mean is not None or chains_failed(n)) for n in numbers.values())
+
+
+def _of_ours(judge: Callable[[], Verdict]) -> Judge:
+    """A rule on what the paper does not print."""
+
+    def judge_ours(evidence: Evidence) -> Verdict:
+        return Verdict(OPEN, NO_NUMBERS) if isinstance(evidence, Theirs) else judge()
+
+    return judge_ours
 
 
 def chooses(
@@ -170,7 +197,7 @@ def chooses(
     def judge(evidence: Evidence) -> Verdict:
         won, lost, told = 0, 0, []
         for sampler in samplers:
-            found = {t: evidence.number(label, sampler, t, metric) for t in chosen}
+            found = _numbers(evidence, label, sampler, metric, chosen)
             votes = [_vote(number, value) for number in found.values()]
             won += any(vote is True for vote in votes)
             lost += all(vote is False for vote in votes)
@@ -184,10 +211,9 @@ def all_choose(label: str, metric: str, tuners: Sequence[str], value: float, sam
     """Every one of ``tuners`` chose ``value`` in most of its runs."""
 
     def judge(evidence: Evidence) -> Verdict:
-        found = {t: evidence.number(label, sampler, t, metric) for t in tuners}
+        found = _numbers(evidence, label, sampler, metric, tuners)
         votes = [_vote(number, value) for number in found.values()]
-        told = [_told(sampler, found, metric)]
-        return _counted(votes.count(True), votes.count(False), len(votes), len(votes), told)
+        return _unanimous(votes, [_told(sampler, found, metric)])
 
     return judge
 
@@ -215,14 +241,10 @@ def chooses_where_best(
         votes: list[bool | None] = []
         told = []
         for sampler in SAMPLERS:
-            found = {
-                t: evidence.number(best_by[0], sampler, t, best_by[1])
-                for t in STUDIES[TABLES[label]].tuners
-            }
-            means = {t: n.mean for t, n in found.items() if n is not None and n.mean is not None}
-            failed = {t for t, n in found.items() if n is not None and chains_failed(n)}
+            found = _numbers(evidence, best_by[0], sampler, best_by[1])
+            means = _means(found)
             best = min(means, key=lambda tuner: means[tuner], default="")
-            if len(means) + len(failed) < len(found):
+            if not _is_known(found):
                 votes.append(None)  # one that is still to be run may be the best
             elif best in tuners:
                 number = evidence.number(label, sampler, best, metric)
@@ -230,7 +252,7 @@ def chooses_where_best(
                 told.append(_told(sampler, {best: number}, metric))
         if not votes:
             return Verdict(OPEN, "none of them has the lowest")
-        return _counted(votes.count(True), votes.count(False), len(votes), len(votes), told)
+        return _unanimous(votes, told)
 
     return judge
 
@@ -241,14 +263,11 @@ def close_to_best(label: str, metric: str, tuner: str, factor: float) -> Judge:
     def judge(evidence: Evidence) -> Verdict:
         ratios: dict[str, float] = {}
         for sampler in SAMPLERS:
-            found = {
-                t: evidence.number(label, sampler, t, metric) for t in STUDIES[TABLES[label]].tuners
-            }
-            means = {t: n.mean for t, n in found.items() if n is not None and n.mean is not None}
-            failed = {t for t, n in found.items() if n is not None and chains_failed(n)}
-            if means and tuner in failed:
+            found = _numbers(evidence, label, sampler, metric)
+            means, own = _means(found), found[tuner]
+            if means and own is not None and chains_failed(own):
                 ratios[sampler] = math.inf
-            elif tuner in means and len(means) + len(failed) == len(found):
+            elif tuner in means and _is_known(found):
                 ratios[sampler] = means[tuner] / min(means.values())
         told = ", ".join(f"{SAMPLER_NAMES[s]} {r:.2f}" for s, r in ratios.items())
         figures = f"over the lowest: {told}" if told else "no numbers to compare"
@@ -265,11 +284,8 @@ def is_faster(label: str, tuner: str, at_least: int) -> Judge:
     def judge(evidence: Evidence) -> Verdict:
         won, lost, told = 0, 0, []
         for sampler in SAMPLERS:
-            found = {
-                t: evidence.number(label, sampler, t, "num_samples")
-                for t in STUDIES[TABLES[label]].tuners
-            }
-            means = {t: n.mean for t, n in found.items() if n is not None and n.mean is not None}
+            found = _numbers(evidence, label, sampler, "num_samples")
+            means = _means(found)
             others = [mean for t, mean in means.items() if t != tuner]
             if tuner in means and others:
                 is_most = means[tuner] > max(others)
@@ -291,8 +307,7 @@ def fails(label: str, metric: str, tuner: str, samplers: Sequence[str], factor: 
         won, lost, told = 0, 0, []
         for sampler in samplers:
             own = evidence.number(label, sampler, tuner, metric)
-            others = [evidence.number(label, sampler, t, metric) for t in rivals]
-            means = [n.mean for n in others if n is not None and n.mean is not None]
+            means = list(_means(_numbers(evidence, label, sampler, metric, rivals)).values())
             if own is None or not means:
                 told.append(f"{SAMPLER_NAMES[sampler]}: no number")
                 continue
@@ -325,9 +340,7 @@ def lowest_at_the_end(
     study = next(study for study in STUDIES.values() if study.curves == name)
     others = rivals or [t for t in study.tuners if t not in tuners]
 
-    def judge(evidence: Evidence) -> Verdict:
-        if isinstance(evidence, Theirs):
-            return Verdict(OPEN, NO_NUMBERS)
+    def judge() -> Verdict:
         path = scale.root / "figures" / f"{name}.csv"
         if not path.exists():
             return Verdict(OPEN, f"{name} has not been made")
@@ -347,7 +360,7 @@ def lowest_at_the_end(
                 lost += 1
         return _counted(won, lost, at_least, len(samplers), told)
 
-    return judge
+    return _of_ours(judge)
 
 
 def _ends_text(ends: Mapping[str, Point | None], factor: float) -> str:
@@ -387,23 +400,18 @@ def _of_the_first_grid(scale: Scale, tuner: str, metric: str) -> Summary:
         for cell in table_cells("NN_uncertainty_tests", scale)
         if (cell.sampler, cell.tuner) == ("sgnht", tuner) and cell.variant != SMALLER_GRID
     ]
-    pairs = [values_of(cell, metric, scale) for cell in cells]
-    notes = dict.fromkeys(note for _, note in pairs if note)
-    return Summary(tuple(v for values, _ in pairs for v in values), len(cells), "; ".join(notes))
+    return summary_of_runs(cells, metric, scale)
 
 
 def chose_on_the_first_grid(scale: Scale, steps: Mapping[str, float]) -> Judge:
     """The tuners chose these log10 h on the whole grid, in most of their runs."""
 
-    def judge(evidence: Evidence) -> Verdict:
-        if isinstance(evidence, Theirs):
-            return Verdict(OPEN, NO_NUMBERS)
+    def judge() -> Verdict:
         found = {tuner: _of_the_first_grid(scale, tuner, "log10_step_size") for tuner in steps}
         votes = [_vote(found[tuner], step) for tuner, step in steps.items()]
-        told = [_told("sgnht", found, "log10_step_size")]
-        return _counted(votes.count(True), votes.count(False), len(votes), len(votes), told)
+        return _unanimous(votes, [_told("sgnht", found, "log10_step_size")])
 
-    return judge
+    return _of_ours(judge)
 
 
 def unstable_on_the_first_grid(scale: Scale) -> Judge:
@@ -413,9 +421,7 @@ def unstable_on_the_first_grid(scale: Scale) -> Judge:
     on the second grid.
     """
 
-    def judge(evidence: Evidence) -> Verdict:
-        if isinstance(evidence, Theirs):
-            return Verdict(OPEN, NO_NUMBERS)
+    def judge() -> Verdict:
         won, lost, told = 0, 0, []
         for tuner in FIRST_GRID_TUNERS:
             first = _of_the_first_grid(scale, tuner, "ece_percent")
@@ -432,15 +438,13 @@ def unstable_on_the_first_grid(scale: Scale) -> Judge:
                 won, lost = won + is_worse, lost + (not is_worse)
         return _counted(won, lost, 2, 2, told)
 
-    return judge
+    return _of_ours(judge)
 
 
 def alone_is_finite(scale: Scale) -> Judge:
     """Of SGNHT for the network by the whole grid, the heuristic's chain alone is finite."""
 
-    def judge(evidence: Evidence) -> Verdict:
-        if isinstance(evidence, Theirs):
-            return Verdict(OPEN, NO_NUMBERS)
+    def judge() -> Verdict:
         own = summary_of("NN_uncertainty_tests", "sgnht", "heuristic", "ece_percent", scale)
         rest = {t: _of_the_first_grid(scale, t, "ece_percent") for t in FIRST_GRID_TUNERS}
         told = _told("sgnht", {"heuristic": own, **rest}, "ece_percent")
@@ -449,7 +453,7 @@ def alone_is_finite(scale: Scale) -> Judge:
         is_whole = len(own.values) == own.repeats and all(map(chains_failed, rest.values()))
         return Verdict(HOLDS if is_whole else OPEN, told)
 
-    return judge
+    return _of_ours(judge)
 
 
 def follows(scale: Scale, least: float) -> Judge:
@@ -459,9 +463,7 @@ def follows(scale: Scale, least: float) -> Judge:
     panel with four or more of them.
     """
 
-    def judge(evidence: Evidence) -> Verdict:
-        if isinstance(evidence, Theirs):
-            return Verdict(OPEN, NO_NUMBERS)
+    def judge() -> Verdict:
         won, lost, told = 0, 0, []
         for name in KSD_TESTS:
             path = scale.root / "figures" / f"{name}.csv"
@@ -486,7 +488,7 @@ def follows(scale: Scale, least: float) -> Judge:
                 told.append(f"{name}, {study.model}: {rank:.3f} over {len(shared)} settings")
         return _counted(won, lost, 6, 6, told or ["the figures have not been made"])
 
-    return judge
+    return _of_ours(judge)
 
 
 def _counted(won: int, lost: int, at_least: int, total: int, told: Sequence[str]) -> Verdict:
@@ -495,6 +497,11 @@ def _counted(won: int, lost: int, at_least: int, total: int, told: Sequence[str]
     if won >= at_least:
         return Verdict(HOLDS, figures)
     return Verdict(FAILS if lost > total - at_least else OPEN, figures)
+
+
+def _unanimous(votes: Sequence[bool | None], told: Sequence[str]) -> Verdict:
+    """A claim for all of those that vote."""
+    return _counted(votes.count(True), votes.count(False), len(votes), len(votes), told)
 
 
 def _told(sampler: str, numbers: Mapping[str, Summary | None], metric: str) -> str:

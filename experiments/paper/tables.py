@@ -227,6 +227,11 @@ def _values_in(folder: Path, metric: str) -> tuple[list[float], str]:
 def summary_of(label: str, sampler: str, tuner: str, metric: str, scale: Scale) -> Summary:
     """A number of the runs that a table shows; of a metric that it does not show, too."""
     cells = [c for c in shown(label, scale) if (c.sampler, c.tuner) == (sampler, tuner)]
+    return summary_of_runs(cells, metric, scale)
+
+
+def summary_of_runs(cells: Sequence[Cell], metric: str, scale: Scale) -> Summary:
+    """A metric over runs that are repeats of one another."""
     pairs = [values_of(cell, metric, scale) for cell in cells]
     values = tuple(value for numbers, _ in pairs for value in numbers)
     notes = dict.fromkeys(note for _, note in pairs if note)

@@ -105,6 +105,11 @@ class Scorer:
     guards: Guards | None = None
 
     @property
+    def thin(self) -> int:
+        """Every how many of the draws count: a parameter of the rewards that have it."""
+        return getattr(self.reward, "thin", 1)
+
+    @property
     def sign(self) -> float:
         """Times the reward gives a number of which lower is better."""
         return -1.0 if self.reward.higher_is_better else 1.0
@@ -118,7 +123,7 @@ class Scorer:
             There is not enough memory: no arm could be scored.
         """
         bench, began = self.bench, self.bench.clock()
-        num_draws = max(2, num_draws // getattr(self.reward, "thin", 1))
+        num_draws = max(2, num_draws // self.thin)
         rng = np.random.default_rng(0)
         noise = rng.standard_normal((num_draws, len(bench.start))).astype(np.float32)
         positions = bench.start + np.float32(1e-3) * noise
@@ -160,7 +165,7 @@ class Scorer:
         failed = failure(chain, budget_s)
         if failed is not None:
             return Score(math.nan, 0, 0.0, *failed)
-        thin = getattr(self.reward, "thin", 1)
+        thin = self.thin
         positions, scores = (kept[thin - 1 :: thin] for kept in chain.thinned(num_draws))
         if len(positions) < 2:
             reason = (
